@@ -1,0 +1,121 @@
+"""The compressed-tensors format: what vLLM and stock transformers load.
+
+W4A16 and W8A16 are `pack-quantized`, W8A8 is `int-quantized`. The configuration is built from the library's own
+classes, so that it says what the installed version understands. Stock transformers unpacks weights at the first
+forward pass, as `code * scale` in the dtype of the scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from compress.formats import pack as packing
+from compress.formats.layout import stem_of
+from compress.scheme import PER_CHANNEL, QuantizedWeight, Scheme
+
+if TYPE_CHECKING:
+    from compress.model.anatomy import LinearLayer
+
+
+def quantization_config(
+    layers: Sequence[LinearLayer], schemes: Mapping[str, Scheme], untouched: Sequence[str]
+) -> dict[str, Any]:
+    """The block `quantization_config` of config.json.
+
+    Args:
+        untouched: module names, in the stock class, of the linear layers that stay as they are.
+    """
+    import compressed_tensors
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
+
+    members: dict[Scheme, list[str]] = {}
+    for layer in layers:
+        if layer.name in schemes:
+            members.setdefault(schemes[layer.name], []).append(layer.name)
+    groups = {
+        # One scheme applies to the class, which also reaches layers under another prefix (AutoModel);
+        # several must name their layers.
+        f"group_{index}": _group(scheme, ["Linear"] if len(members) == 1 else names)
+        for index, (scheme, names) in enumerate(members.items())
+    }
+    formats = {_format(scheme) for scheme in members}
+    config = QuantizationConfig(
+        config_groups=groups,
+        format=formats.pop() if len(formats) == 1 else "mixed-precision",
+        quantization_status=QuantizationStatus.COMPRESSED,
+        ignore=sorted(set(untouched)),
+    )
+    block: dict[str, Any] = config.model_dump(mode="json")
+    return {"version": compressed_tensors.__version__, "sparsity_config": {}, "transform_config": {}, **block}
+
+
+def pack(layer: LinearLayer, weight: QuantizedWeight) -> dict[str, torch.Tensor]:
+    """The tensors that stand for one layer, by their names in the file. Codes [out, in] are packed, never rounded."""
+    stem, bits = stem_of(layer), weight.scheme.bits
+    tensors = {f"{stem}.weight_scale": weight.scale.contiguous()}
+    if weight.scheme.activation_bits is not None:
+        return tensors | {f"{stem}.weight": weight.codes.contiguous()}
+    tensors[f"{stem}.weight_packed"] = packing.signed_to_int32(weight.codes, bits)
+    tensors[f"{stem}.weight_shape"] = torch.tensor(weight.codes.shape, dtype=torch.int64)
+    if weight.zero_point is not None:
+        tensors[f"{stem}.weight_zero_point"] = packing.signed_to_int32(
+            weight.zero_point, bits, along_rows=True
+        )
+    return tensors
+
+
+def unpack(scheme: Scheme, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
+    """The inverse of `pack`. `tensors` is keyed by the last part of the names ("weight_packed")."""
+    scale = tensors["weight_scale"]
+    if scheme.activation_bits is not None:
+        return QuantizedWeight(tensors["weight"], scale, None, scheme)
+    out, width = (int(size) for size in tensors["weight_shape"])
+    codes = packing.int32_to_signed(tensors["weight_packed"], scheme.bits, (out, width))
+    zero_point = None
+    if not scheme.symmetric:
+        shape = (out, scale.shape[1])
+        zero_point = packing.int32_to_signed(
+            tensors["weight_zero_point"], scheme.bits, shape, along_rows=True
+        )
+    return QuantizedWeight(codes, scale, zero_point, scheme)
+
+
+def scheme_of(group: Mapping[str, Any]) -> Scheme:
+    """The scheme that one entry of `config_groups` describes."""
+    weights = group["weights"]
+    grouped = weights["strategy"] == "group"
+    return Scheme(
+        bits=weights["num_bits"],
+        group_size=weights["group_size"] if grouped else PER_CHANNEL,
+        symmetric=weights["symmetric"],
+        activation_bits=8 if group.get("input_activations") else None,
+    )
+
+
+def input_arguments() -> Any:
+    """How the inputs of a W8A8 layer are rounded: int8, symmetric, one scale per token, found at run time."""
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationStrategy
+
+    return QuantizationArgs(num_bits=8, symmetric=True, strategy=QuantizationStrategy.TOKEN, dynamic=True)
+
+
+def _format(scheme: Scheme) -> str:
+    return "pack-quantized" if scheme.activation_bits is None else "int-quantized"
+
+
+def _group(scheme: Scheme, targets: list[str]) -> Any:
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    if scheme.group_size == PER_CHANNEL:
+        weights = QuantizationArgs(num_bits=scheme.bits, symmetric=scheme.symmetric, strategy="channel")
+    else:
+        weights = QuantizationArgs(
+            num_bits=scheme.bits, symmetric=scheme.symmetric, strategy="group", group_size=scheme.group_size
+        )
+    inputs = None if scheme.activation_bits is None else input_arguments()
+    return QuantizationScheme(
+        targets=targets, weights=weights, input_activations=inputs, format=_format(scheme)
+    )

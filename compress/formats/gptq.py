@@ -1,0 +1,105 @@
+"""The GPTQ format, version 1: symmetric, groups in the order of the columns. What GPTQModel and vLLM load.
+
+Tensors per layer [out, in], all transposed with respect to nn.Linear: `qweight`, `qzeros`, `scales` (float16),
+`g_idx`. A bias is none of the format's business: it keeps its name and its dtype, and loaders cast it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from compress.formats import pack as packing
+from compress.formats.layout import stem_of
+from compress.scheme import PER_CHANNEL, QuantizedWeight, Scheme
+
+if TYPE_CHECKING:
+    from compress.model.anatomy import LinearLayer
+
+_FUSED_NAMES = {"qkv": "qkv_proj", "gate_up": "gate_up_proj"}
+"""What vLLM calls the matrices that it fuses; its exclusion rules are matched against these names."""
+
+
+def quantization_config(layers: Sequence[LinearLayer], schemes: Mapping[str, Scheme]) -> dict[str, Any]:
+    """The block `quantization_config` of config.json, and all of quantize_config.json.
+
+    Args:
+        layers: every linear layer of the blocks. Those without a scheme are excluded by a rule, those whose scheme is
+            not the commonest get one of their own.
+    """
+    used = Counter(schemes[layer.name] for layer in layers if layer.name in schemes)
+    common = used.most_common(1)[0][0]
+    config: dict[str, Any] = {
+        "quant_method": "gptq",
+        "bits": common.bits,
+        "group_size": common.group_size,
+        "desc_act": False,
+        "sym": True,
+        "lm_head": False,
+        "checkpoint_format": "gptq",
+        "pack_dtype": "int32",
+    }
+    rules = {}
+    for layer in layers:
+        scheme = schemes.get(layer.name)
+        if scheme is None:
+            rules[f"-:{_pattern(layer)}"] = {}
+        elif scheme != common:
+            rules[f"+:{_pattern(layer)}"] = {"bits": scheme.bits, "group_size": scheme.group_size}
+    if rules:
+        config["dynamic"] = rules
+    inside = _same_in_every_block(layers, schemes)
+    if len(used) == 1 and inside is not None:
+        # Optimum knows no rules; it reads this list.
+        config["modules_in_block_to_quantize"] = [inside]
+    return config
+
+
+def pack(layer: LinearLayer, weight: QuantizedWeight) -> dict[str, torch.Tensor]:
+    """The tensors that stand for one layer, by their names in the file. Codes [out, in] are packed, never rounded."""
+    stem, bits = stem_of(layer), weight.scheme.bits
+    out, width = weight.codes.shape
+    groups = weight.scale.shape[1]
+    return {
+        f"{stem}.qweight": packing.gptq_qweight(weight.codes, bits),
+        f"{stem}.qzeros": packing.gptq_qzeros(groups, out, bits),
+        f"{stem}.scales": weight.scale.T.contiguous(),
+        f"{stem}.g_idx": torch.arange(width, dtype=torch.int32) // (width // groups),
+    }
+
+
+def scheme_of(config: Mapping[str, Any], name: str) -> Scheme:
+    """The scheme of the layer `name`: the defaults, changed by the first rule that matches."""
+    bits, group_size = config["bits"], config["group_size"]
+    for rule, changes in config.get("dynamic", {}).items():
+        if rule.startswith("+:") and re.match(rule.removeprefix("+:"), name):
+            bits, group_size = changes["bits"], changes["group_size"]
+            break
+    return Scheme(bits=bits, group_size=PER_CHANNEL if group_size == -1 else group_size)
+
+
+def _pattern(layer: LinearLayer) -> str:
+    """A regular expression for the layer's name in the file, in the stock class and, fused, in vLLM."""
+    parent, _, last = min(layer.name, stem_of(layer), key=len).rpartition(".")
+    names = [re.escape(last)]
+    fused = _FUSED_NAMES.get(layer.fused.rpartition(":")[2])
+    if fused is not None:
+        names.append(fused)
+    return rf"(?:.*\.)?{re.escape(parent)}\.(?:{'|'.join(names)})$"
+
+
+def _same_in_every_block(layers: Sequence[LinearLayer], schemes: Mapping[str, Scheme]) -> list[str] | None:
+    """Names, inside a block, of the quantized layers, if some are skipped and they are the same in every block."""
+    if all(layer.name in schemes for layer in layers):
+        return None
+    blocks: dict[int, list[str]] = {}
+    for layer in layers:
+        inside = blocks.setdefault(layer.block, [])
+        if layer.name in schemes:
+            inside.append(layer.name.partition(f".{layer.block}.")[2])
+    first, *others = blocks.values()
+    return first if all(other == first for other in others) else None

@@ -1,0 +1,281 @@
+"""Writes a complete model folder: weight files, index, config.json, and the source's side files.
+
+Weight files are assembled one at a time, in the layout that `formats/layout.py` predicts, and written here rather
+than by the library: the bytes are the same (a test compares them), but the permissions are the umask's, a full disk
+is an ordinary OSError, and nothing is copied on the way.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress.errors import BrokenResultError, MissingResourceError
+from compress.formats import compressed_tensors, gptq, plain
+from compress.formats.layout import Shard, StoredTensor, layer_tensors, shard_layout, stored_tensors
+from compress.model.anatomy import LinearLayer, anatomy
+from compress.model.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from compress.model.sidefiles import copy_side_files
+from compress.progress import Progress
+from compress.scheme import QuantizedWeight, Scheme
+
+GPTQ_CONFIG_FILE = "quantize_config.json"
+
+Pack = Callable[[LinearLayer, QuantizedWeight], dict[str, torch.Tensor]]
+
+_PACK: dict[str, Pack] = {"compressed-tensors": compressed_tensors.pack, "gptq": gptq.pack}
+_TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+
+
+def write_checkpoint(
+    source: Checkpoint,
+    stage: Path,
+    *,
+    format_name: str,
+    layers: Sequence[LinearLayer],
+    schemes: Mapping[str, Scheme],
+    quantized: Callable[[str], QuantizedWeight],
+    cast: str | None,
+    max_shard_size: int,
+    trust_remote_code: bool,
+    progress: Progress,
+) -> tuple[str, ...]:
+    """Writes the output folder into `stage`, every file synced to the disk.
+
+    Args:
+        layers: every linear layer of the blocks; those that `schemes` does not name keep their weight.
+        quantized: gives the quantized weight of a layer by its name. May be called twice, when a layer's tensors
+            fall into two files.
+        cast: "float16" or "bfloat16" for a plain cast, else None.
+
+    Returns:
+        the names of the written files, relative to `stage`, sorted.
+
+    Raises:
+        UsageError: the format cannot hold a layer; nothing was written.
+        BrokenResultError: a quantized weight is not finite, out of range or of another form than planned.
+        MissingResourceError: the disk is full.
+    """
+    planned = stored_tensors(format_name, source.tensors, layers, schemes, cast=cast)
+    shards = shard_layout(planned, max_shard_size)
+    pieces = _Pieces(source, format_name, layers, schemes, quantized, cast)
+    stage.mkdir(parents=True, exist_ok=True)
+    written = []
+    with progress.phase("write weights", sum(shard.nbytes for shard in shards)) as advance:
+        for shard in shards:
+            write_shard(stage, shard, pieces.of(shard))
+            written.append(shard.file)
+            advance(shard.nbytes)
+    if len(shards) > 1:
+        _write_text(stage / INDEX_FILE, _dump(_index(shards), sort=True))
+        written.append(INDEX_FILE)
+    side_files = copy_side_files(source.folder, stage, trust_remote_code=trust_remote_code)
+    for name in side_files:
+        _sync(stage / name)
+    written += side_files
+    written += _write_config(source, stage, format_name, layers, schemes, cast)
+    return tuple(sorted(written))
+
+
+def write_shard(folder: Path, shard: Shard, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes one weight file; `tensors` must hold what the shard lists, in the listed dtypes and shapes.
+
+    Raises:
+        BrokenResultError: a tensor is of another dtype or shape than planned.
+        MissingResourceError: the disk is full.
+    """
+    for stored in shard.tensors:
+        tensor = tensors[stored.name]
+        expected = _TORCH_DTYPES.get(stored.dtype, tensor.dtype)
+        if tensor.dtype != expected or tensor.nbytes != stored.nbytes or tuple(tensor.shape) != stored.shape:
+            raise BrokenResultError(
+                f"{stored.name}: planned as {stored.dtype} {list(stored.shape)}, but it is "
+                f"{tensor.dtype} {list(tensor.shape)}."
+            )
+    path = folder / shard.file
+    with _space_for(path, shard.nbytes), path.open("wb") as file:
+        file.write(shard.header())
+        for stored in shard.tensors:
+            file.write(_bytes_of(tensors[stored.name]))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class _Pieces:
+    """Assembles the tensors of a weight file from the source and from quantized weights."""
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        format_name: str,
+        layers: Sequence[LinearLayer],
+        schemes: Mapping[str, Scheme],
+        quantized: Callable[[str], QuantizedWeight],
+        cast: str | None,
+    ) -> None:
+        self._source, self._quantized, self._cast = source, quantized, cast
+        self._pack = _PACK.get(format_name)
+        self._layers = {layer.name: layer for layer in layers if layer.name in schemes}
+        self._planned = {
+            name: layer_tensors(format_name, layer, schemes[name]) for name, layer in self._layers.items()
+        }
+        self._owner = {tensor.name: name for name, tensors in self._planned.items() for tensor in tensors}
+        self._schemes = schemes
+
+    def of(self, shard: Shard) -> dict[str, torch.Tensor]:
+        wanted = {tensor.name for tensor in shard.tensors}
+        copied = sorted(wanted - self._owner.keys())
+        tensors = {
+            name: plain.cast_tensor(name, tensor, self._cast)
+            for name, tensor in self._source.read_many(copied).items()
+        }
+        for name in sorted({self._owner[tensor] for tensor in wanted & self._owner.keys()}):
+            packed = self._packed(name)
+            tensors.update((key, packed[key]) for key in packed.keys() & wanted)
+        return tensors
+
+    def _packed(self, name: str) -> dict[str, torch.Tensor]:
+        layer = self._layers[name]
+        weight = self._quantized(name)
+        check_weight(layer, weight, self._schemes[name])
+        if self._pack is None:
+            raise BrokenResultError(f"{name}: a plain folder cannot hold a quantized weight.")
+        return self._pack(layer, weight)
+
+
+def check_weight(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) -> None:
+    """Raises BrokenResultError, naming the layer, unless the weight is one that `scheme` allows."""
+    faults = _form_faults(layer, weight, scheme)
+    if not faults:
+        low, high = scheme.code_range
+        bad = int((~(weight.scale.isfinite() & (weight.scale > 0))).sum())
+        if bad:
+            faults.append(f"{bad} of {weight.scale.numel()} scales are not finite and positive")
+        for what, values in (("codes", weight.codes), ("zero points", weight.zero_point)):
+            if values is not None and (int(values.min()) < low or int(values.max()) > high):
+                faults.append(
+                    f"{what} reach from {int(values.min())} to {int(values.max())}, allowed: {low} to {high}"
+                )
+        if not faults and not bool(weight.dequantize(torch.float32).isfinite().all()):
+            faults.append("code times scale overflows float32")
+    if faults:
+        raise BrokenResultError(f"{layer.name} cannot be written: " + "; ".join(faults) + ".")
+
+
+def _form_faults(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) -> list[str]:
+    faults = []
+    grid = (layer.out, scheme.groups(layer.width))
+    if weight.scheme != scheme:
+        faults.append(f"it is {weight.scheme}, planned was {scheme}")
+    if weight.codes.dtype != torch.int8 or tuple(weight.codes.shape) != (layer.out, layer.width):
+        faults.append(f"codes are {weight.codes.dtype} {list(weight.codes.shape)}")
+    if tuple(weight.scale.shape) != grid:
+        faults.append(f"scales are {list(weight.scale.shape)} instead of {list(grid)}")
+    zero_point = weight.zero_point
+    if (zero_point is None) != scheme.symmetric:
+        faults.append("a symmetric layer has no zero points, any other has them")
+    elif zero_point is not None and (zero_point.dtype != torch.int8 or tuple(zero_point.shape) != grid):
+        faults.append(f"zero points are {zero_point.dtype} {list(zero_point.shape)}")
+    return faults
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The tensor's bytes in C order, without a copy where it is contiguous. Little-endian machines only, as torch's."""
+    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _index(shards: Sequence[Shard]) -> dict[str, Any]:
+    return {
+        "metadata": {"total_size": sum(shard.data_bytes for shard in shards)},
+        "weight_map": {tensor.name: shard.file for shard in shards for tensor in shard.tensors},
+    }
+
+
+def _write_config(
+    source: Checkpoint,
+    stage: Path,
+    format_name: str,
+    layers: Sequence[LinearLayer],
+    schemes: Mapping[str, Scheme],
+    cast: str | None,
+) -> list[str]:
+    """config.json is the source's, in its order of keys, with what this step adds."""
+    config = dict(source.config)
+    in_order = list(config) == sorted(config)
+    files = [CONFIG_FILE]
+    if cast is not None:
+        config = plain.cast_config(config, cast)
+    if format_name == "compressed-tensors":
+        untouched = _untouched_modules(source, schemes)
+        config["quantization_config"] = compressed_tensors.quantization_config(layers, schemes, untouched)
+    elif format_name == "gptq":
+        config["quantization_config"] = gptq.quantization_config(layers, schemes)
+        _write_text(stage / GPTQ_CONFIG_FILE, _dump(config["quantization_config"], sort=False))
+        files.append(GPTQ_CONFIG_FILE)
+    _write_text(stage / CONFIG_FILE, _dump(config, sort=in_order))
+    return files
+
+
+def _untouched_modules(source: Checkpoint, schemes: Mapping[str, Scheme]) -> list[str]:
+    """Module names of all weights with two dimensions that stay as they are, and of the output head.
+
+    The head is named even where it is tied and has no tensor: loaders would otherwise make a quantized layer of it.
+    """
+    parts = anatomy(source)
+    names = {layer.name for layer in parts.layers if layer.name not in schemes}
+    names |= {
+        parts.module_name(name)
+        for name in parts.untouched
+        if name.endswith(".weight") and len(source.tensors[name].shape) == 2
+    }
+    if parts.kind == "decoder":
+        names.add("lm_head")
+    return sorted(names)
+
+
+def _dump(value: Mapping[str, Any], *, sort: bool) -> str:
+    return json.dumps(value, indent=2, sort_keys=sort) + "\n"
+
+
+def _write_text(path: Path, text: str) -> None:
+    data = text.encode()
+    with _space_for(path, len(data)), path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _space_for(path: Path, needed: int) -> Iterator[None]:
+    """Turns "no space left" into an error that says which file, how much it needs and how much is free."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise MissingResourceError(
+            f"{path}: the disk is full: the file needs {needed} bytes, {free} are free.",
+            hint="Free some space and run again with --resume, or choose another output.",
+        ) from error

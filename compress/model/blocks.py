@@ -1,0 +1,167 @@
+"""One transformer block at a time: a model whose weights are read when a block is due and dropped after it.
+
+The skeleton of the stock class is built with its parameters on the meta device. Everything outside the blocks
+(embeddings, norms) is loaded at once; a block's weights are read from the shards by name when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from compress.errors import UsageError
+from compress.model.anatomy import Anatomy
+from compress.model.checkpoint import Checkpoint
+from compress.model.load import model_class
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class Call:
+    """Everything a block is called with beside its hidden states."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Recorder(nn.Module):
+    """Stands in for a block: notes how it is called and hands its input on unchanged.
+
+    What a block is called with (masks, rotary embeddings) depends on the input's length and the block's index
+    but never on hidden states, so one pass through recorders shows how every block will be called.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.call: Call | None = None
+        self.hidden: torch.Tensor | None = None
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.hidden = hidden
+        self.call = Call(args, kwargs)
+        return hidden
+
+
+class BlockModel:
+    """The blocks of a checkpoint, one in memory at a time.
+
+    Args:
+        dtype: dtype of the computation; weights are cast to it when they are read.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, anatomy: Anatomy, *, dtype: torch.dtype, device: str) -> None:
+        self._checkpoint = checkpoint
+        self._anatomy = anatomy
+        self._dtype = dtype
+        self._device = device
+        self._base = _skeleton(checkpoint, anatomy)
+        self._blocks = _block_list(self._base, anatomy)
+        self._load_outside_blocks()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def _load_outside_blocks(self) -> None:
+        prefix = self._anatomy.architecture.blocks + "."
+        names = [name for name, _ in self._base.named_parameters() if not name.startswith(prefix)]
+        persistent = [name for name in self._base.state_dict() if not name.startswith(prefix)]
+        state = {name: self._tensor(name) for name in dict.fromkeys(names + persistent) if self._has(name)}
+        self._base.load_state_dict(state, strict=False, assign=True)
+        unread = [name for name in names if name not in state]
+        if unread and any(not name.startswith("pooler") for name in unread):
+            raise UsageError(f"{self._checkpoint.source}: the weights lack {', '.join(unread)}.")
+        blocks = {id(module) for module in self._blocks.modules()}
+        for module in self._base.modules():
+            if id(module) not in blocks:
+                for name, buffer in list(module.named_buffers(recurse=False)):
+                    setattr(module, name, buffer.to(self._device))
+
+    def _has(self, inner: str) -> bool:
+        return self._anatomy.file_prefix + inner in self._checkpoint.tensors
+
+    def _tensor(self, inner: str) -> torch.Tensor:
+        tensor = self._checkpoint.read(self._anatomy.file_prefix + inner)
+        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else None)
+
+    @torch.no_grad()
+    def inputs(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
+        """Hidden states [1, T, d] that enter block 0 for ids [T], and the call of every block."""
+        recorders = [_Recorder() for _ in self._blocks]
+        with _replaced(self._blocks, recorders):
+            self._base(input_ids=ids.unsqueeze(0).to(self._device), use_cache=False)
+        hidden = recorders[0].hidden
+        calls = [recorder.call for recorder in recorders if recorder.call is not None]
+        if hidden is None or len(calls) != len(recorders):
+            raise RuntimeError(f"{self._anatomy.model_type}: the forward pass did not visit every block")
+        return hidden, calls
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[nn.Module]:
+        """Block `index` with its weights read; they are dropped at the end."""
+        block = self._blocks[index]
+        stem = f"{self._anatomy.architecture.blocks}.{index}."
+        state = {name: self._tensor(stem + name) for name in block.state_dict() if self._has(stem + name)}
+        missing = [name for name, _ in block.named_parameters() if name not in state]
+        if missing:
+            raise UsageError(f"{self._checkpoint.source}: block {index} lacks {', '.join(missing)}.")
+        block.load_state_dict(state, strict=False, assign=True)
+        for module in block.modules():
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, buffer.to(self._device))
+        try:
+            yield block
+        finally:
+            block.load_state_dict(
+                {name: torch.empty_like(value, device="meta") for name, value in state.items()},
+                strict=False,
+                assign=True,
+            )
+
+
+@torch.no_grad()
+def run_block(block: nn.Module, hidden: torch.Tensor, call: Call) -> torch.Tensor:
+    """Output [1, T, d] of a block."""
+    output = block(hidden, *call.args, **call.kwargs)
+    result: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return result
+
+
+def _skeleton(checkpoint: Checkpoint, anatomy: Anatomy) -> nn.Module:
+    """The base model (no head) with parameters on the meta device and buffers real."""
+    import accelerate
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
+    with accelerate.init_empty_weights(include_buffers=False):
+        model = model_class(checkpoint.config)(config)
+    model.eval()
+    base: nn.Module = getattr(model, anatomy.architecture.base) if anatomy.module_prefix else model
+    return base
+
+
+def _block_list(base: nn.Module, anatomy: Anatomy) -> nn.ModuleList:
+    blocks = base.get_submodule(anatomy.architecture.blocks)
+    if not isinstance(blocks, nn.ModuleList) or len(blocks) != anatomy.depth:
+        raise UsageError(
+            f"{anatomy.model_type}: {anatomy.architecture.blocks} is not a list of {anatomy.depth} blocks."
+        )
+    return blocks
+
+
+@contextmanager
+def _replaced(blocks: nn.ModuleList, others: Sequence[nn.Module]) -> Iterator[None]:
+    originals = list(blocks)
+    for index, other in enumerate(others):
+        blocks[index] = other
+    try:
+        yield
+    finally:
+        for index, original in enumerate(originals):
+            blocks[index] = original

@@ -1,0 +1,221 @@
+"""Whole models through stock transformers: the original as it is, and a result from weights in memory.
+
+Remote code (`auto_map` in config.json) is executed only with trust_remote_code=True.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.utils import logging as transformers_logging
+
+from compress.errors import BrokenResultError, MissingResourceError, UsageError
+from compress.model.checkpoint import CONFIG_FILE, Checkpoint, parse_config
+from compress.model.sidefiles import tokenizer_files
+
+_REMOTE_HINT = "if you have read that code and trust it, pass --trust-remote-code"
+_LISTED = 20
+
+
+def model_class(
+    config: Mapping[str, Any], *, folder: Path | None = None, trust_remote_code: bool = False
+) -> type[PreTrainedModel]:
+    """The class that stock transformers uses for a config: the first of `architectures`, else by `model_type`.
+
+    Args:
+        folder: where the modelling code of a remote-code model lies; used only with trust_remote_code.
+
+    Raises:
+        UsageError: this transformers knows neither the architecture nor the model type, or the model needs its
+            own code and that was not allowed.
+    """
+    architecture = (config.get("architectures") or [None])[0]
+    stock = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
+    if isinstance(stock, type) and issubclass(stock, PreTrainedModel):
+        return stock
+    model_type = config["model_type"]
+    if auto_map := config.get("auto_map"):
+        if not trust_remote_code or folder is None:
+            raise UsageError(
+                f"the model ({architecture or model_type}) is not in transformers and brings its own code",
+                hint=_REMOTE_HINT,
+            )
+        return _remote_class(auto_map, architecture, folder)
+    # `architectures` may be missing, but a class that is named and unknown must not be replaced by another.
+    if architecture is None and model_type in transformers.CONFIG_MAPPING:
+        return cast(
+            type[PreTrainedModel], transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
+        )
+    raise UsageError(
+        f"transformers {transformers.__version__} does not know the architecture {architecture!r} "
+        f"(model_type {model_type!r})",
+        hint="check `architectures` in config.json, or update transformers",
+    )
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The fast tokenizer of a folder.
+
+    Raises:
+        MissingResourceError: the folder holds no tokenizer file.
+        UsageError: the files cannot be loaded, or not as a fast tokenizer.
+    """
+    if not tokenizer_files(folder):
+        raise MissingResourceError(
+            f"{folder} holds no tokenizer",
+            hint="copy the tokenizer's files (tokenizer.json, ...) into the folder",
+        )
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        hint = _REMOTE_HINT if "trust_remote_code" in str(error) else "save it again with transformers"
+        raise UsageError(f"the tokenizer in {folder} cannot be loaded: {error}", hint=hint) from error
+    if not tokenizer.is_fast:
+        raise UsageError(
+            f"the tokenizer in {folder} has no fast version (tokenizer.json)",
+            hint="convert it once with transformers' AutoTokenizer and save_pretrained",
+        )
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def load_original(
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """The model as stock `from_pretrained` loads it, in eval mode and without gradients.
+
+    Raises:
+        UsageError: see `model_class`.
+        BrokenResultError: weights are missing, left over or of another shape than the class expects.
+    """
+    cls = model_class(checkpoint.config, folder=checkpoint.folder, trust_remote_code=trust_remote_code)
+    with _quiet_transformers():
+        model, info = _from_pretrained(
+            cls,
+            checkpoint.folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+        )
+    _check_loading(info, f"{checkpoint.folder} as {cls.__name__}")
+    return _frozen(model, device)
+
+
+def build_model(
+    folder: Path,
+    state_dict: Mapping[str, torch.Tensor],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """The class and config of `folder` with the given weights: the model that the folder would be with them.
+
+    Any `quantization_config` is dropped: the weights are plain. Names may carry the base model's prefix or lack
+    it; tied weights may be left out. Tensors that are already in `dtype` on the CPU are used, not copied.
+    `from_pretrained` itself does the loading, so that prefixes, ties, buffers, renamed keys and the parts that
+    a class keeps in float32 are exactly those of a load from disk.
+
+    Raises:
+        UsageError: see `model_class`.
+        BrokenResultError: weights are missing, left over or of another shape than the class expects.
+    """
+    raw = parse_config(folder / CONFIG_FILE)
+    cls = model_class(raw, folder=folder, trust_remote_code=trust_remote_code)
+    with _quiet_transformers():
+        model, info = _from_pretrained(
+            cls,
+            None,
+            config=_plain_config(cls, folder),
+            state_dict=dict(state_dict),
+            dtype=dtype,
+        )
+    _check_loading(info, f"the weights given for {folder} as {cls.__name__}")
+    if model.can_generate() and (folder / "generation_config.json").exists():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    return _frozen(model, device)
+
+
+def _from_pretrained(
+    cls: type[PreTrainedModel], folder: Path | None, **options: Any
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """Stock loading and its report. Mismatched shapes are reported with all other faults, not raised singly."""
+    loaded = cls.from_pretrained(folder, ignore_mismatched_sizes=True, output_loading_info=True, **options)
+    return cast(tuple[PreTrainedModel, Mapping[str, Any]], loaded)
+
+
+def _remote_class(
+    auto_map: Mapping[str, Any], architecture: str | None, folder: Path
+) -> type[PreTrainedModel]:
+    references = {
+        name: reference
+        for name, reference in auto_map.items()
+        if name.startswith("AutoModel") and isinstance(reference, str)
+    }
+    for reference in references.values():
+        if reference.split(".")[-1] == architecture:
+            return cast(type[PreTrainedModel], get_class_from_dynamic_module(reference, folder))
+    raise UsageError(
+        f"{folder / CONFIG_FILE}: auto_map names no AutoModel class for the architecture {architecture!r}; "
+        f"it names {', '.join(references.values()) or 'none'}"
+    )
+
+
+def _plain_config(cls: type[PreTrainedModel], folder: Path) -> transformers.PreTrainedConfig:
+    if cls.config_class is None:
+        raise UsageError(f"{cls.__name__} of {folder} declares no config class")
+    config = cls.config_class.from_pretrained(folder, local_files_only=True)
+    for key in ("quantization_config", "compression_config"):
+        if hasattr(config, key):
+            delattr(config, key)
+    return config
+
+
+def _check_loading(info: Mapping[str, Any], what: str) -> None:
+    """Raises for all that `from_pretrained` reports; keys that the class declares ignorable it leaves out."""
+    faults = []
+    for kind in ("missing", "unexpected", "mismatched"):
+        names = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info.get(f"{kind}_keys", ()))
+        if names:
+            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            faults.append(f"{len(names)} {kind}: {', '.join(names[:_LISTED])}{more}")
+    faults += [str(message) for message in info.get("error_msgs", ())]
+    if faults:
+        raise BrokenResultError(
+            f"{what} does not load cleanly; " + "; ".join(faults),
+            hint="weights and config.json do not belong together, or `architectures` names the wrong class",
+        )
+
+
+def _frozen(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
+    left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
+    if left:
+        raise BrokenResultError(f"{type(model).__name__}: no values for {', '.join(left[:_LISTED])}")
+    torch.nn.Module.to(model, device)
+    model.train(False)
+    model.requires_grad_(False)
+    return model
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Without transformers' progress bars and load report: faults are raised here, in our own words."""
+    log = cast(Any, transformers_logging)  # its functions carry no annotations
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()

@@ -1,0 +1,114 @@
+"""Memory and time of a run, estimated from shapes. Estimates, and called so: no weight is read and nothing is timed.
+
+Time is floating-point work divided by an assumed rate of the machine; memory is the largest of the phases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compress.plan.machine import Machine
+from compress.plan.planning import Plan
+
+# Sustained float32 matmul rate per core, GFLOP/s. Assumptions on the low side of what current server cores reach.
+GFLOPS_AVX512, GFLOPS_AVX2, GFLOPS_PLAIN = 80.0, 35.0, 8.0
+FLOAT32 = 4
+PROGRAM_BYTES = 500e6  # Python, torch and transformers resident before a model is loaded
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Attributes:
+    memory_bytes: peak resident memory of the main process.
+    disk_bytes: free space the run needs beside the result: parts plus the staged result.
+    seconds: {phase: seconds}.
+    rate: the assumption behind the seconds, in words.
+    """
+
+    memory_bytes: int
+    disk_bytes: int
+    seconds: dict[str, float]
+    rate: str
+
+
+def estimate(plan: Plan, machine: Machine) -> Estimate:
+    gflops, why = _rate(machine)
+    rate = gflops * 1e9 * machine.usable_cores
+    seconds = {"quantize": _quantize_flops(plan) / rate, "write and prove": 20.0}
+    recipe = plan.recipe
+    if recipe.evaluate is not None:
+        seconds["evaluate"] = 2 * _forward_flops(plan, recipe.evaluate.fidelity.tokens) / rate
+    if recipe.bench is not None:
+        seconds["bench"] = float(recipe.bench.seconds) + 30.0
+    parts = sum(layer.layer.parameters for layer in plan.quantized)
+    return Estimate(
+        memory_bytes=int(max(_quantize_bytes(plan), _evaluate_bytes(plan)) + PROGRAM_BYTES),
+        disk_bytes=plan.weight_bytes + int(parts * 1.15),
+        seconds=seconds,
+        rate=f"{gflops:g} GFLOP/s per core ({why}), {machine.usable_cores} cores",
+    )
+
+
+def _rate(machine: Machine) -> tuple[float, str]:
+    if "avx512f" in machine.instructions:
+        return GFLOPS_AVX512, "assumed for AVX-512"
+    if "avx2" in machine.instructions:
+        return GFLOPS_AVX2, "assumed for AVX2"
+    return GFLOPS_PLAIN, "assumed without AVX2"
+
+
+def _calibration_tokens(plan: Plan) -> int:
+    return plan.recipe.calibration.samples * plan.recipe.calibration.length if plan.algorithm == "gptq" else 0
+
+
+def _hidden(plan: Plan) -> int:
+    config = plan.checkpoint.config
+    return int(config.get("hidden_size") or config.get("n_embd") or 0)
+
+
+def _block_parameters(plan: Plan) -> int:
+    return sum(layer.layer.parameters for layer in plan.layers)
+
+
+def _forward_flops(plan: Plan, tokens: int) -> float:
+    vocabulary = int(plan.checkpoint.config.get("vocab_size") or 0)
+    return 2.0 * tokens * (_block_parameters(plan) + vocabulary * _hidden(plan))
+
+
+def _hessian_widths(plan: Plan) -> list[int]:
+    """One per group of layers that share their input, one block's worth per block."""
+    return list({layer.layer.fused: layer.layer.width for layer in plan.quantized}.values())
+
+
+def _quantize_flops(plan: Plan) -> float:
+    """Two forwards, the Hessians, the factorization (about 3 n^3) and the sweep (out n^2) of every layer."""
+    tokens = _calibration_tokens(plan)
+    if tokens == 0:
+        return 200.0 * _block_parameters(plan)
+    widths = _hessian_widths(plan)
+    forwards = 2 * 2.0 * tokens * _block_parameters(plan)
+    hessians = 2.0 * tokens * sum(width**2 for width in widths)
+    solves = sum(3.0 * layer.layer.width**3 + layer.layer.out * layer.layer.width**2 for layer in plan.quantized)
+    search = 450.0 * plan.quantized_parameters
+    return forwards + hessians + solves + search
+
+
+def _quantize_bytes(plan: Plan) -> float:
+    depth = max(plan.anatomy.depth, 1)
+    block = _block_parameters(plan) / depth * FLOAT32
+    outside = (plan.parameters - _block_parameters(plan)) * FLOAT32
+    if _calibration_tokens(plan) == 0:
+        return outside + 4 * max((layer.layer.parameters for layer in plan.layers), default=0) * FLOAT32
+    states = _calibration_tokens(plan) * _hidden(plan) * FLOAT32
+    widths = _hessian_widths(plan)
+    hessians = sum(width**2 for width in widths) / depth * FLOAT32
+    factor = 5 * max(widths, default=0) ** 2 * 8
+    return outside + 2 * block + states + hessians + factor
+
+
+def _evaluate_bytes(plan: Plan) -> float:
+    fidelity = plan.recipe.evaluate.fidelity if plan.recipe.evaluate else None
+    if fidelity is None:
+        return 0.0
+    logits = 4 * fidelity.length * int(plan.checkpoint.config.get("vocab_size") or 0) * FLOAT32
+    return 2 * plan.parameters * FLOAT32 + logits

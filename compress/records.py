@@ -1,0 +1,100 @@
+"""What a step did and what was measured: plain frozen data, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What was done to one weight.
+
+    Attributes:
+        name: module name of the layer ("model.layers.0.mlp.up_proj").
+        shape: [out, in] as the layer computes, also where the file stores it transposed.
+        target, algorithm, group_size, scheme: what was applied; None where the weight was left alone.
+        damping: the share of the mean Hessian diagonal that was added (GPTQ), after any raising.
+        rank_bound: upper bound on the Hessian's rank: min(tokens, width).
+        tokens: calibration tokens that reached the layer.
+        error_before: relative output error of plain round-to-nearest with max-abs scales,
+            tr(D H D^T) / tr(W H W^T) with D = W - Q(W); H is the identity without calibration.
+        error_after: the same for the codes that were chosen.
+        skipped: why the weight was left alone; None if it was quantized.
+        notes: what a reader should know (dead columns, raised damping, zero groups).
+        sha256: hash of the dequantized float32 weight [out, in], little-endian, C order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    target: str | None = None
+    algorithm: str | None = None
+    group_size: int | None = None
+    scheme: str | None = None
+    damping: float | None = None
+    rank_bound: int | None = None
+    tokens: int | None = None
+    error_before: float | None = None
+    error_after: float | None = None
+    skipped: str | None = None
+    notes: tuple[str, ...] = ()
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step of a recipe and everything it did, layer by layer."""
+
+    kind: str
+    settings: Mapping[str, Any]
+    layers: tuple[LayerRecord, ...] = ()
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def layers_quantized(self) -> int:
+        return sum(layer.skipped is None for layer in self.layers)
+
+    @property
+    def layers_skipped(self) -> int:
+        return sum(layer.skipped is not None for layer in self.layers)
+
+    @property
+    def layers_fallback(self) -> int:
+        """Layers that were to be quantized by one algorithm and were quantized by another."""
+        asked = self.settings.get("algorithm")
+        return sum(layer.algorithm not in (None, asked) for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval and how it was made."""
+
+    low: float
+    high: float
+    level: float
+    method: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured number. Its unit, direction and definition stand in `compress.metrics` under `metric`.
+
+    Attributes:
+        metric: id in the table of metrics ("kl.mean").
+        subject: what was measured: "original", "result", or "result/original" for paired figures.
+        value: never rounded; None when it could not be measured (then `note` says why).
+        count: independent items behind the value (tokens, blocks, files).
+        one_sided: bounds for gates: {0.95: (lower 95 % bound, upper 95 % bound)}, each one-sided.
+        conditions: device, dtype, engine, threads, batch, lengths: what the number holds for.
+    """
+
+    metric: str
+    subject: str
+    value: float | None
+    count: int | None = None
+    interval: Interval | None = None
+    one_sided: Mapping[float, tuple[float, float]] = field(default_factory=dict)
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    note: str | None = None

@@ -1,0 +1,170 @@
+"""Makes a Report from what a run left: records, measurements, the verdict and the proof."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from compress import __version__
+from compress.metrics import METRICS
+from compress.records import Interval, LayerRecord, Measurement, StepRecord
+from compress.report.remarks import remarks
+from compress.report.schema import (
+    BoundPart,
+    GatePart,
+    Inputs,
+    IntervalPart,
+    LayerPart,
+    MeasurementPart,
+    Report,
+    Reproduce,
+    StepPart,
+    Tool,
+    Totals,
+    VerdictPart,
+)
+from compress.verdict import GateResult, Verdict
+
+NOT_FINITE = "the value was not a finite number"
+
+
+def build_report(
+    *,
+    verdict: Verdict,
+    measurements: Sequence[Measurement],
+    steps: Sequence[StepRecord],
+    proof: Mapping[str, Any] | None,
+    inputs: Inputs,
+    output: str,
+    format_name: str,
+    recipe: Mapping[str, Any] | None = None,
+    environment: Mapping[str, Any] | None = None,
+    reproduce: Reproduce | None = None,
+    created: str | None = None,
+) -> Report:
+    """The report of one run.
+
+    Args:
+        proof: what the proof in a fresh process found, as plain data; None when there was none.
+        output: the folder of the result, as the user named it.
+        format_name: the checkpoint format of the result ("compressed-tensors", "gptq", "safetensors").
+        created: ISO 8601 time, or None. The only time in a report.
+    """
+    return Report(
+        tool=Tool(version=__version__),
+        created=created,
+        verdict=verdict_part(verdict),
+        measurements=tuple(measurement_part(m) for m in measurements),
+        remarks=remarks(measurements, steps, format_name=format_name, proved=proof is not None),
+        steps=tuple(step_part(step) for step in steps),
+        proof=None if proof is None else plain(proof),
+        inputs=inputs,
+        recipe=None if recipe is None else plain(recipe),
+        environment=plain(environment or {}),
+        output=output,
+        reproduce=reproduce or Reproduce(),
+    )
+
+
+def verdict_part(verdict: Verdict) -> VerdictPart:
+    return VerdictPart(
+        outcome=verdict.outcome.value,
+        headline=verdict.headline,
+        exit_code=verdict.exit_code,
+        gates=tuple(gate_part(result) for result in verdict.gates),
+    )
+
+
+def gate_part(result: GateResult) -> GatePart:
+    gate, measurement = result.gate, result.measurement
+    bounds = {} if measurement is None else measurement.one_sided
+    bound = bounds.get(gate.level) if gate.level is not None else None
+    return GatePart(
+        expression=gate.expression,
+        metric=gate.metric,
+        outcome=result.outcome.value,
+        value=None if measurement is None else finite(measurement.value),
+        unit=METRICS[gate.metric].unit,
+        threshold=finite(gate.value),
+        level=gate.level,
+        bound=None if bound is None or gate.level is None else bound_part(gate.level, bound),
+        interval=None if measurement is None else interval_part(measurement.interval),
+        reason=result.reason,
+        line=gate.line,
+    )
+
+
+def measurement_part(measurement: Measurement) -> MeasurementPart:
+    metric = METRICS[measurement.metric]
+    value = finite(measurement.value)
+    lost = value is None and measurement.value is not None
+    return MeasurementPart(
+        metric=metric.id,
+        subject=measurement.subject,
+        value=value,
+        unit=metric.unit,
+        better=metric.better,
+        definition=metric.definition,
+        count=measurement.count,
+        interval=interval_part(measurement.interval),
+        one_sided=tuple(bound_part(level, bound) for level, bound in sorted(measurement.one_sided.items())),
+        conditions=plain(measurement.conditions),
+        note="; ".join(filter(None, (measurement.note, NOT_FINITE if lost else None))) or None,
+    )
+
+
+def interval_part(interval: Interval | None) -> IntervalPart | None:
+    """None also for an interval without finite ends, which says nothing."""
+    if interval is None or finite(interval.low) is None or finite(interval.high) is None:
+        return None
+    return IntervalPart(**asdict(interval))
+
+
+def bound_part(level: float, bound: tuple[float, float]) -> BoundPart:
+    return BoundPart(level=level, lower=finite(bound[0]), upper=finite(bound[1]))
+
+
+def step_part(step: StepRecord) -> StepPart:
+    tokens = step.calibration.get("tokens")
+    return StepPart(
+        kind=step.kind,
+        settings=plain(step.settings),
+        calibration=plain(step.calibration),
+        totals=Totals(
+            layers_quantized=step.layers_quantized,
+            layers_skipped=step.layers_skipped,
+            layers_fallback=step.layers_fallback,
+            calibration_tokens=tokens if isinstance(tokens, int) else None,
+        ),
+        notes=step.notes,
+        layers=tuple(layer_part(layer) for layer in step.layers),
+    )
+
+
+def layer_part(layer: LayerRecord) -> LayerPart:
+    fields = asdict(layer)
+    lost = [name for name in ("damping", "error_before", "error_after") if fields[name] != finite(fields[name])]
+    for name in lost:
+        fields[name] = None
+    fields["notes"] = (*layer.notes, *(f"{name} was not a finite number" for name in lost))
+    return LayerPart(**fields)
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: mappings, lists, strings, numbers; what is not finite becomes None."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [plain(item) for item in value]
+        return sorted(items, key=str) if isinstance(value, set | frozenset) else items
+    return str(value)

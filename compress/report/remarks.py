@@ -1,0 +1,112 @@
+"""What an honest reader would want said in words. Each remark follows from numbers in the report, never from hopes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compress.records import Measurement, StepRecord
+from compress.report.digits import quantity, span
+
+PAIRED = "result/original"
+TIMES = {
+    "latency.ttft.ratio": "the first token",
+    "latency.tpot.ratio": "each further token",
+    "latency.forward.ratio": "a forward pass",
+}
+FIDELITY = ("kl.mean", "perplexity", "perplexity.ratio", "cosine.mean")
+WHY_NOT_FASTER = {
+    "compressed-tensors": "stock transformers expands these weights to dense matrices before it multiplies; "
+    "a gain in speed needs an engine with packed kernels (vLLM)",
+    "gptq": "without a packed kernel for this machine the weights are expanded to dense matrices first",
+    "safetensors": "the same dense arithmetic runs in another dtype",
+}
+
+
+def remarks(
+    measurements: Sequence[Measurement], steps: Sequence[StepRecord], *, format_name: str, proved: bool
+) -> tuple[str, ...]:
+    """All remarks on a run, the weightiest first."""
+    return (
+        *proof_remark(proved),
+        *missing_remarks(measurements),
+        *speed_remarks(measurements, format_name),
+        *memory_remarks(measurements),
+        *fallback_remarks(steps),
+        *step_remarks(steps),
+    )
+
+
+def proof_remark(proved: bool) -> list[str]:
+    return [] if proved else ["not proved: no fresh process has loaded this result and compared it"]
+
+
+def missing_remarks(measurements: Sequence[Measurement]) -> list[str]:
+    """What was not measured, and what could not be."""
+    metrics = {m.metric for m in measurements if m.value is not None}
+    lines = []
+    if not metrics.intersection(FIDELITY):
+        lines.append("accuracy was not measured: nothing here says how close the result is to the original")
+    if not metrics.intersection(TIMES):
+        lines.append("speed was not measured: nothing here says that the result is faster")
+    lines += [
+        f"{m.metric} of {m.subject} could not be measured: {m.note}"
+        for m in measurements
+        if m.value is None and m.note
+    ]
+    return lines
+
+
+def speed_remarks(measurements: Sequence[Measurement], format_name: str) -> list[str]:
+    """For each ratio of times that does not show a gain: that it does not, and why."""
+    lines: dict[str, None] = {}
+    for m in measurements:
+        if m.metric not in TIMES or m.subject != PAIRED or m.value is None:
+            continue
+        line = speed_remark(m, m.value)
+        if line:
+            lines[line] = None
+    if not lines:
+        return []
+    reason = WHY_NOT_FASTER.get(format_name)
+    return [*lines, f"why not faster: {reason}"] if reason else [*lines]
+
+
+def speed_remark(ratio: Measurement, value: float) -> str | None:
+    """None when the whole interval of result / original lies below 1."""
+    low, high = (ratio.interval.low, ratio.interval.high) if ratio.interval else (value, value)
+    if high < 1:
+        return None
+    where = f" in {ratio.conditions['dtype']}" if "dtype" in ratio.conditions else ""
+    what = f"{TIMES[ratio.metric]} takes {quantity(value, 'x')} the original's time{where}"
+    figures = f"{what} {span(low, high, 'x')}" if ratio.interval else what
+    return f"slower: {figures}" if low > 1 else f"not faster: {figures}, which includes 1"
+
+
+def memory_remarks(measurements: Sequence[Measurement]) -> list[str]:
+    """Says so when running the result takes no less memory than the original at its smallest."""
+    peaks: dict[str, list[float]] = {"original": [], "result": []}
+    for m in measurements:
+        if m.metric == "memory.peak" and m.value is not None and m.subject in peaks:
+            peaks[m.subject].append(m.value)
+    if not peaks["original"] or not peaks["result"]:
+        return []
+    original, result = min(peaks["original"]), min(peaks["result"])
+    if result < original:
+        return []
+    return [
+        f"smaller on disk, not in memory: the result's peak is {quantity(result, 'MB')}, "
+        f"the original's {quantity(original, 'MB')}"
+    ]
+
+
+def fallback_remarks(steps: Sequence[StepRecord]) -> list[str]:
+    return [
+        f"{step.layers_fallback} layers were quantized by another algorithm than {step.settings['algorithm']}; "
+        "the layer table says which"
+        for step in steps
+        if step.layers_fallback and step.settings.get("algorithm")
+    ]
+
+
+def step_remarks(steps: Sequence[StepRecord]) -> list[str]:
+    return [note for step in steps for note in step.notes]

@@ -1,0 +1,279 @@
+"""The rows of a report, as text in cells: what terminal and Markdown both show, chosen once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compress.report.digits import NOT_MEASURED, beside, quantity, span
+from compress.report.schema import GatePart, LayerPart, MeasurementPart, Report
+
+PAIRED = "result/original"
+WORST_LAYERS = 5
+
+QUALITY_LABELS = {
+    "size": "weight files",
+    "parameters": "parameters",
+    "bits_per_weight": "bits per weight",
+    "perplexity": "perplexity",
+    "kl.mean": "KL, mean",
+    "kl.median": "KL, median",
+    "kl.p99": "KL, 99th pct",
+    "top1.agreement": "same top token",
+    "cosine.mean": "cosine, mean",
+    "cosine.p5": "cosine, 5th pct",
+}
+RATIO_OF = {"size": "size.ratio", "perplexity": "perplexity.ratio"}
+SPEED_LABELS = {
+    "latency.ttft": "first token",
+    "latency.tpot": "per token",
+    "latency.forward": "forward pass",
+    "memory.peak": "peak memory",
+}
+SPEED_RATIOS = {
+    "latency.ttft.ratio": "first token",
+    "latency.tpot.ratio": "per token",
+    "latency.forward.ratio": "forward pass",
+}
+CONDITION_ORDER = ("dtype", "engine", "device")
+
+
+@dataclass(frozen=True)
+class GateRow:
+    outcome: str
+    asked: str
+    measured: str
+    interval: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class QualityRow:
+    """One metric: the original's value, the result's, their paired comparison, and the noise floor."""
+
+    label: str
+    original: str
+    result: str
+    change: str
+    floor: str
+
+
+@dataclass(frozen=True)
+class SpeedTable:
+    """Columns of `headers`, one row for each way a model was run; `conditions` hold for all rows."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    conditions: str
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """Layers that share a reason for having been left as they were; `names` has `*` for block numbers."""
+
+    reason: str
+    count: int
+    names: tuple[str, ...]
+
+
+def gate_rows(report: Report) -> tuple[GateRow, ...]:
+    """One row for each gate, in the order asked."""
+    return tuple(
+        GateRow(
+            outcome=gate.outcome,
+            asked=gate.expression if gate.line is None else f"{gate.expression} (line {gate.line})",
+            measured=beside(gate.value, gate.threshold, gate.unit),
+            interval=gate_interval(gate),
+            reason=gate.reason,
+        )
+        for gate in report.verdict.gates
+    )
+
+
+def gate_interval(gate: GatePart) -> str:
+    """The one-sided bounds a gate with a level was judged by, else the two-sided interval."""
+    if gate.bound is not None and gate.bound.lower is not None and gate.bound.upper is not None:
+        return span(gate.bound.lower, gate.bound.upper, gate.unit)
+    return span(gate.interval.low, gate.interval.high, gate.unit) if gate.interval else NOT_MEASURED
+
+
+def find(report: Report, metric: str, subject: str | None = None) -> MeasurementPart | None:
+    """The first measurement of `metric` (of `subject`) that has a value."""
+    return next(
+        (
+            m
+            for m in report.measurements
+            if m.metric == metric and m.value is not None and subject in (None, m.subject)
+        ),
+        None,
+    )
+
+
+def measured(measurement: MeasurementPart | None) -> str:
+    """`0.0342 nats [0.0310, 0.0374]`."""
+    if measurement is None or measurement.value is None:
+        return NOT_MEASURED
+    text = quantity(measurement.value, measurement.unit)
+    if measurement.interval is None:
+        return text
+    return f"{text} {span(measurement.interval.low, measurement.interval.high, measurement.unit)}"
+
+
+def is_floor(measurement: MeasurementPart) -> bool:
+    """Whether this compares the original with itself under other conditions: the noise floor."""
+    return measurement.subject.startswith("original") and "/" in measurement.subject
+
+
+def quality_rows(report: Report) -> tuple[QualityRow, ...]:
+    """Size and fidelity, one row for each metric; one for each condition where a metric has several."""
+    rows = []
+    for metric, label in QUALITY_LABELS.items():
+        own = [m for m in report.measurements if m.metric == metric and not is_floor(m)]
+        ratios = [m for m in report.measurements if m.metric == RATIO_OF.get(metric)]
+        floors = [m for m in report.measurements if m.metric == metric and is_floor(m)]
+        names = condition_names(own + ratios)
+        for name in dict.fromkeys(names[id(m)] for m in own):
+            here = {m.subject: m for m in own + ratios if names[id(m)] == name}
+            paired = here.get(PAIRED)
+            rows.append(
+                QualityRow(
+                    label=f"{label} ({name})" if name else label,
+                    original=measured(here.get("original")),
+                    result=measured(here.get("result")),
+                    change=measured(paired) if paired else change(here.get("original"), here.get("result")),
+                    floor=measured(floors[0]) if floors else NOT_MEASURED,
+                )
+            )
+    return tuple(rows)
+
+
+def change(original: MeasurementPart | None, result: MeasurementPart | None) -> str:
+    """The plain quotient of two values that were not measured as a pair."""
+    if original is None or result is None or not original.value or result.value is None:
+        return NOT_MEASURED
+    return quantity(result.value / original.value, "x")
+
+
+def speed_table(report: Report) -> SpeedTable:
+    """Times and memory of every model in every dtype and engine it was run in."""
+    own = [m for m in report.measurements if m.metric in SPEED_LABELS]
+    return pivot(own, SPEED_LABELS, lambda m, name: f"{m.subject} {name}".strip())
+
+
+def speed_ratio_table(report: Report) -> SpeedTable:
+    """Paired ratios of times, with their intervals."""
+    own = [m for m in report.measurements if m.metric in SPEED_RATIOS]
+    return pivot(own, SPEED_RATIOS, lambda m, name: f"{m.subject.replace('/', ' / ')} {name}".strip())
+
+
+def pivot(own: Sequence[MeasurementPart], labels: Mapping[str, str], row_name: Any) -> SpeedTable:
+    """A table with one column for each metric that occurs and one row for each subject and condition."""
+    names = condition_names(own)
+    present = [metric for metric in labels if any(m.metric == metric for m in own)]
+    cells: dict[str, dict[str, str]] = defaultdict(dict)
+    for m in own:
+        cells[row_name(m, names[id(m)])][m.metric] = measured(m)
+    rows = tuple(
+        (name, *(row.get(metric, NOT_MEASURED) for metric in present)) for name, row in cells.items()
+    )
+    shared = common_conditions(own)
+    return SpeedTable(
+        headers=tuple(labels[metric] for metric in present),
+        rows=rows,
+        conditions=", ".join(condition(key, value) for key, value in shared.items()),
+    )
+
+
+def condition_names(measurements: Sequence[MeasurementPart]) -> dict[int, str]:
+    """For each measurement (by id) the conditions that tell it from its like: "float32", "bfloat16, vllm"."""
+    shared = common_conditions(measurements)
+    return {
+        id(m): ", ".join(
+            condition(key, m.conditions[key])
+            for key in ordered(m.conditions)
+            if key not in shared and not isinstance(m.conditions[key], dict | list)
+        )
+        for m in measurements
+    }
+
+
+def common_conditions(measurements: Sequence[MeasurementPart]) -> dict[str, Any]:
+    """The simple conditions that all measurements that name them agree on."""
+    seen: dict[str, list[Any]] = defaultdict(list)
+    for m in measurements:
+        for key, value in m.conditions.items():
+            if not isinstance(value, dict | list) and value not in seen[key]:
+                seen[key].append(value)
+    return {key: seen[key][0] for key in ordered(seen) if len(seen[key]) == 1}
+
+
+def ordered(keys: Iterable[str]) -> list[str]:
+    known = [key for key in CONDITION_ORDER if key in set(keys)]
+    return known + [key for key in keys if key not in known]
+
+
+def condition(key: str, value: Any) -> str:
+    """`float32` for what speaks for itself, `new tokens 48` for the rest."""
+    return str(value) if key in CONDITION_ORDER else f"{key.replace('_', ' ')} {value}"
+
+
+def layers(report: Report) -> tuple[LayerPart, ...]:
+    return tuple(layer for step in report.steps for layer in step.layers)
+
+
+def left_alone(report: Report) -> tuple[LeftAlone, ...]:
+    """What was not quantized, grouped by reason, the largest group first."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for layer in layers(report):
+        if layer.skipped is not None:
+            groups[layer.skipped].append(layer.name)
+    found = [
+        LeftAlone(reason, len(names), tuple(Counter(map(pattern, names)))) for reason, names in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda group: (-group.count, group.reason)))
+
+
+def pattern(name: str) -> str:
+    """`model.layers.7.mlp.gate` as `model.layers.*.mlp.gate`."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def worst_layers(report: Report, count: int = WORST_LAYERS) -> tuple[LayerPart, ...]:
+    """The quantized layers with the largest relative output error."""
+    known = [layer for layer in layers(report) if layer.error_after is not None and layer.skipped is None]
+    return tuple(sorted(known, key=lambda layer: (-(layer.error_after or 0.0), layer.name))[:count])
+
+
+def summary(report: Report) -> str:
+    """The figures for the verdict line: size, speed with its interval, distance from the original."""
+    parts = []
+    size = find(report, "size.ratio", PAIRED) or find(report, "size.ratio")
+    if size:
+        parts.append(f"{quantity(size.value, 'x')} size")
+    for metric, name in (("latency.tpot.ratio", "decode"), ("latency.forward.ratio", "forward")):
+        ratio = least_favourable(report, metric)
+        if ratio:
+            parts.append(speed(ratio, name))
+    for metric, name in (("kl.mean", "KL"), ("cosine.mean", "cosine")):
+        found = find(report, metric, PAIRED) or find(report, metric)
+        if found:
+            parts.append(f"{name} {measured(found)}")
+    return ", ".join(parts)
+
+
+def least_favourable(report: Report, metric: str) -> MeasurementPart | None:
+    """The largest ratio of times: the comparison with the original at its fastest, which is the fair one."""
+    ratios = [m for m in report.measurements if m.metric == metric and m.subject == PAIRED and m.value]
+    return max(ratios, key=lambda m: m.value or 0.0, default=None)
+
+
+def speed(ratio: MeasurementPart, name: str) -> str:
+    """A ratio of times as the speed a person asks for: `1.31x decode speed [1.27, 1.35]`."""
+    value = ratio.value or 0.0
+    text = f"{quantity(1 / value, 'x')} {name} speed"
+    if ratio.interval and ratio.interval.low > 0:
+        text += f" {span(1 / ratio.interval.high, 1 / ratio.interval.low, 'x')}"
+    return f"{text} ({ratio.conditions['dtype']})" if "dtype" in ratio.conditions else text
