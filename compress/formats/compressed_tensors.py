@@ -1,8 +1,8 @@
 """The compressed-tensors format: what vLLM and stock transformers load.
 
-W4A16 and W8A16 are `pack-quantized`, W8A8 is `int-quantized`. The configuration is built from the library's own
-classes, so that it says what the installed version understands. Stock transformers unpacks weights at the first
-forward pass, as `code * scale` in the dtype of the scale.
+W4A16 and W8A16 are `pack-quantized`, W8A8 is `int-quantized`. The configuration is built from the library's
+own classes, so that it says what the installed version understands. Stock transformers unpacks weights at the
+first forward pass, as `code * scale` in the dtype of the scale.
 """
 
 from __future__ import annotations
@@ -53,17 +53,13 @@ def quantization_config(
 
 
 def pack(layer: LinearLayer, weight: QuantizedWeight) -> dict[str, torch.Tensor]:
-    """The tensors that stand for one layer, by their names in the file. Codes [out, in] are packed, never rounded."""
+    """The tensors of one layer, by their names in the file. Codes [out, in] are packed, never rounded."""
     stem, bits = stem_of(layer), weight.scheme.bits
     tensors = {f"{stem}.weight_scale": weight.scale.contiguous()}
     if weight.scheme.activation_bits is not None:
         return tensors | {f"{stem}.weight": weight.codes.contiguous()}
     tensors[f"{stem}.weight_packed"] = packing.signed_to_int32(weight.codes, bits)
     tensors[f"{stem}.weight_shape"] = torch.tensor(weight.codes.shape, dtype=torch.int64)
-    if weight.zero_point is not None:
-        tensors[f"{stem}.weight_zero_point"] = packing.signed_to_int32(
-            weight.zero_point, bits, along_rows=True
-        )
     return tensors
 
 
@@ -74,13 +70,7 @@ def unpack(scheme: Scheme, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeig
         return QuantizedWeight(tensors["weight"], scale, None, scheme)
     out, width = (int(size) for size in tensors["weight_shape"])
     codes = packing.int32_to_signed(tensors["weight_packed"], scheme.bits, (out, width))
-    zero_point = None
-    if not scheme.symmetric:
-        shape = (out, scale.shape[1])
-        zero_point = packing.int32_to_signed(
-            tensors["weight_zero_point"], scheme.bits, shape, along_rows=True
-        )
-    return QuantizedWeight(codes, scale, zero_point, scheme)
+    return QuantizedWeight(codes, scale, None, scheme)
 
 
 def scheme_of(group: Mapping[str, Any]) -> Scheme:
@@ -116,6 +106,4 @@ def _group(scheme: Scheme, targets: list[str]) -> Any:
             num_bits=scheme.bits, symmetric=scheme.symmetric, strategy="group", group_size=scheme.group_size
         )
     inputs = None if scheme.activation_bits is None else input_arguments()
-    return QuantizationScheme(
-        targets=targets, weights=weights, input_activations=inputs, format=_format(scheme)
-    )
+    return QuantizationScheme(targets=targets, weights=weights, input_activations=inputs, format=_format(scheme))

@@ -1,7 +1,8 @@
 """The GPTQ format, version 1: symmetric, groups in the order of the columns. What GPTQModel and vLLM load.
 
-Tensors per layer [out, in], all transposed with respect to nn.Linear: `qweight`, `qzeros`, `scales` (float16),
-`g_idx`. A bias is none of the format's business: it keeps its name and its dtype, and loaders cast it.
+Tensors per layer [out, in], all transposed with respect to nn.Linear: `qweight`, `qzeros`, `scales`
+(float16), `g_idx`. A bias is none of the format's business: it keeps its name and its dtype, and loaders cast
+it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def quantization_config(layers: Sequence[LinearLayer], schemes: Mapping[str, Sch
     """The block `quantization_config` of config.json, and all of quantize_config.json.
 
     Args:
-        layers: every linear layer of the blocks. Those without a scheme are excluded by a rule, those whose scheme is
-            not the commonest get one of their own.
+        layers: every linear layer of the blocks. Those without a scheme are excluded by a rule, those whose
+            scheme is not the commonest get one of their own.
     """
     used = Counter(schemes[layer.name] for layer in layers if layer.name in schemes)
     common = used.most_common(1)[0][0]
@@ -43,7 +44,7 @@ def quantization_config(layers: Sequence[LinearLayer], schemes: Mapping[str, Sch
         "checkpoint_format": "gptq",
         "pack_dtype": "int32",
     }
-    rules = {}
+    rules: dict[str, dict[str, int]] = {}
     for layer in layers:
         scheme = schemes.get(layer.name)
         if scheme is None:
@@ -60,7 +61,7 @@ def quantization_config(layers: Sequence[LinearLayer], schemes: Mapping[str, Sch
 
 
 def pack(layer: LinearLayer, weight: QuantizedWeight) -> dict[str, torch.Tensor]:
-    """The tensors that stand for one layer, by their names in the file. Codes [out, in] are packed, never rounded."""
+    """The tensors of one layer, by their names in the file. Codes [out, in] are packed, never rounded."""
     stem, bits = stem_of(layer), weight.scheme.bits
     out, width = weight.codes.shape
     groups = weight.scale.shape[1]
@@ -93,7 +94,7 @@ def _pattern(layer: LinearLayer) -> str:
 
 
 def _same_in_every_block(layers: Sequence[LinearLayer], schemes: Mapping[str, Scheme]) -> list[str] | None:
-    """Names, inside a block, of the quantized layers, if some are skipped and they are the same in every block."""
+    """Names, inside a block, of the quantized layers; None if nothing is skipped or blocks differ."""
     if all(layer.name in schemes for layer in layers):
         return None
     blocks: dict[int, list[str]] = {}

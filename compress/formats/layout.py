@@ -1,7 +1,7 @@
 """Which tensors a format stores, and how many bytes its files take: names, shapes and dtypes, without torch.
 
-The plan prints these sizes before anything is computed, the writer follows them, and the proof checks the folder
-against them; so they are exact, file headers included. A safetensors file is
+The plan prints these sizes before anything is computed, the writer follows them, and the proof checks the
+folder against them; so they are exact, file headers included. A safetensors file is
 
     8 bytes   length of the header, little-endian
     header    JSON, padded with spaces to a multiple of 8
@@ -71,7 +71,7 @@ class Shard:
         return len(self.header()) + self.data_bytes
 
     def header(self) -> bytes:
-        """Everything before the data: the length and the padded JSON, as the safetensors library writes it."""
+        """Everything before the data, as the safetensors library writes it."""
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
         offset = 0
         for tensor in self.tensors:
@@ -90,17 +90,15 @@ class Shard:
 def scale_dtype(format_name: str, source_dtype: str) -> str:
     """The dtype that scales are stored in, for a weight whose source dtype is `source_dtype`.
 
-    gptq fixes float16. compressed-tensors uses the model's own dtype, so that stock loaders, which create scales in
-    the dtype of the weight, never round them.
+    gptq fixes float16. compressed-tensors uses the model's own dtype, so that stock loaders, which create
+    scales in the dtype of the weight, never round them.
     """
     if format_name == "gptq":
         return "F16"
     return source_dtype if source_dtype in _CASTABLE else "F16"
 
 
-def refusals(
-    format_name: str, layers: Iterable[LinearLayer], schemes: Mapping[str, Scheme]
-) -> tuple[str, ...]:
+def refusals(format_name: str, layers: Iterable[LinearLayer], schemes: Mapping[str, Scheme]) -> tuple[str, ...]:
     """Why a format cannot hold these layers, one sentence per layer; empty when it can."""
     found = []
     for layer in layers:
@@ -121,9 +119,9 @@ def stored_tensors(
 ) -> tuple[StoredTensor, ...]:
     """Every tensor of the output, by name.
 
-    A layer that `schemes` names gives up its weight for the format's tensors; every other tensor (biases too) keeps
-    its name, shape and dtype, except that `cast` ("float16" or "bfloat16") rounds the floating ones. A tied tensor is
-    listed once, as in the source.
+    A layer that `schemes` names gives up its weight for the format's tensors; every other tensor (biases too)
+    keeps its name, shape and dtype, except that `cast` ("float16" or "bfloat16") rounds the floating ones. A
+    tied tensor is listed once, as in the source.
 
     Raises:
         UsageError: the format cannot hold a layer (all of them are named), or a dtype is unknown.
@@ -163,15 +161,11 @@ def layer_tensors(format_name: str, layer: LinearLayer, scheme: Scheme) -> tuple
     scale = StoredTensor(f"{stem}.weight_scale", scales, (layer.out, groups))
     if scheme.activation_bits is not None:
         return (StoredTensor(f"{stem}.weight", "I8", (layer.out, layer.width)), scale)
-    packed = (
+    return (
         StoredTensor(f"{stem}.weight_packed", "I32", (layer.out, _words(layer.width, scheme.bits))),
         scale,
         StoredTensor(f"{stem}.weight_shape", "I64", (2,)),
     )
-    if scheme.symmetric:
-        return packed
-    zero_point = StoredTensor(f"{stem}.weight_zero_point", "I32", (_words(layer.out, scheme.bits), groups))
-    return (*packed, zero_point)
 
 
 def stem_of(layer: LinearLayer) -> str:
@@ -216,20 +210,15 @@ def _refusal(format_name: str, layer: LinearLayer, scheme: Scheme) -> str | None
         return f"group size {scheme.group_size} does not divide its width {layer.width}"
     if format_name == "safetensors":
         return f"a plain folder cannot hold {scheme.label}"
+    if not scheme.symmetric:
+        # gptq version 1 cannot store the zero point 0. Stock transformers cannot load packed zero points: while it
+        # prepares the model, compressed-tensors (0.20.1) gives them the shape they have before packing.
+        return f"{format_name} holds zero points that not every loader can read; use a symmetric scheme"
     if format_name == "gptq":
-        if scheme.activation_bits is not None:
-            return f"gptq has no way to say that inputs are rounded ({scheme.label})"
-        return (
-            None
-            if scheme.symmetric
-            else "gptq version 1 cannot hold every zero point; use a symmetric scheme"
-        )
-    return _refusal_compressed_tensors(layer, scheme)
-
-
-def _refusal_compressed_tensors(layer: LinearLayer, scheme: Scheme) -> str | None:
+        inputs = f"gptq has no way to say that inputs are rounded ({scheme.label})"
+        return None if scheme.activation_bits is None else inputs
     if layer.transposed:
-        return "compressed-tensors replaces only nn.Linear; stock transformers would leave this Conv1D at random values"
-    if scheme.activation_bits is not None and (scheme.group_size != PER_CHANNEL or not scheme.symmetric):
-        return "int-quantized weights with rounded inputs must be symmetric with one scale per output channel"
+        return "stock loaders of compressed-tensors know only nn.Linear and would leave this Conv1D at random"
+    if scheme.activation_bits is not None and (scheme.bits, scheme.group_size) != (8, PER_CHANNEL):
+        return "weights whose inputs are rounded must have 8 bits and one scale per output channel"
     return None

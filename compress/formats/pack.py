@@ -1,11 +1,12 @@
 """Codes packed into int32 words. Pure functions of tensors; nothing here rounds.
 
-Both layouts put the first code into the lowest bits. They differ in axis, in sign and in zero point:
+Both layouts put the first code into the lowest bits. They differ in axis and in zero point:
 
-    gptq, version 1      qweight: unsigned codes along the input, [in, out] -> [ceil(in * bits / 32), out]
-                         qzeros:  zero point - 1 along the output, [groups, out] -> [groups, ceil(out * bits / 32)]
-    compressed-tensors   codes + 2^(bits-1) along the input, [out, in] -> [out, ceil(in * bits / 32)]
-                         zero points along the output, [out, groups] -> [ceil(out * bits / 32), groups]
+    gptq, version 1      qweight: unsigned codes along the input, [in, out] -> [words(in), out]
+                         qzeros:  zero point - 1 along the output, [groups, out] -> [groups, words(out)]
+    compressed-tensors   codes + 2^(bits-1) along the input, [out, in] -> [out, words(in)]
+
+with words(n) = ceil(n * bits / 32).
 
 The inverse of the gptq layout stands in `formats/read.py`, written from the description of the format alone.
 """
@@ -48,21 +49,17 @@ def gptq_qzeros(groups: int, out: int, bits: int) -> torch.Tensor:
     return pack_columns(torch.full((groups, out), 2 ** (bits - 1) - 1), bits)
 
 
-def signed_to_int32(codes: torch.Tensor, bits: int, *, along_rows: bool = False) -> torch.Tensor:
-    """Signed codes int8 [n, m] -> int32, packed along m (or along n), in compressed-tensors' layout."""
+def signed_to_int32(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Signed codes int8 [out, in] -> int32 [out, ceil(in * bits / 32)], in compressed-tensors' layout."""
     from compressed_tensors.compressors.pack_quantized import pack_to_int32
 
-    packed: torch.Tensor = pack_to_int32(codes, bits, packed_dim=0 if along_rows else 1)
+    packed: torch.Tensor = pack_to_int32(codes, bits)
     return packed.contiguous()
 
 
-def int32_to_signed(
-    packed: torch.Tensor, bits: int, shape: tuple[int, int], *, along_rows: bool = False
-) -> torch.Tensor:
+def int32_to_signed(packed: torch.Tensor, bits: int, shape: tuple[int, int]) -> torch.Tensor:
     """The inverse of `signed_to_int32`: int8 of `shape`."""
     from compressed_tensors.compressors.pack_quantized import unpack_from_int32
 
-    codes: torch.Tensor = unpack_from_int32(
-        packed, bits, torch.Size(shape), packed_dim=0 if along_rows else 1
-    )
+    codes: torch.Tensor = unpack_from_int32(packed, bits, torch.Size(shape))
     return codes.contiguous()

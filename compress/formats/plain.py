@@ -13,7 +13,7 @@ _CASTABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def cast_tensor(name: str, tensor: torch.Tensor, cast: str | None) -> torch.Tensor:
-    """The tensor, rounded to the dtype named `cast` if it is a floating one; integers and None leave it alone.
+    """The tensor, rounded to the dtype named `cast` (None: as it is) if it is a floating one.
 
     Raises:
         BrokenResultError: a finite number became infinite.
@@ -22,11 +22,11 @@ def cast_tensor(name: str, tensor: torch.Tensor, cast: str | None) -> torch.Tens
         return tensor
     dtype: torch.dtype = getattr(torch, cast)
     rounded = tensor.to(dtype)
-    lost = int((tensor.isfinite() & ~rounded.isfinite()).sum())
-    if lost:
+    lost = tensor.isfinite() & ~rounded.isfinite()
+    if bool(lost.any()):
         raise BrokenResultError(
-            f"{name}: {lost} numbers are too large for {cast} (the largest is {float(tensor.abs().max()):.4g}, the "
-            f"limit {torch.finfo(dtype).max:.4g}).",
+            f"{name}: {int(lost.sum())} numbers are too large for {cast} (the largest is "
+            f"{float(tensor[lost].abs().max()):.4g}, the limit {torch.finfo(dtype).max:.4g}).",
             hint="Cast to bfloat16 (`--target bf16`), which has the range of float32.",
         )
     return rounded

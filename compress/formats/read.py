@@ -1,7 +1,8 @@
 """The independent reader: a folder of ours back into quantized weights, or into a dense model's tensors.
 
-The gptq side is written from the description of the format (GPTQModel, `qlinear/__init__.py` and `utils/model.py`;
-AutoGPTQ, `qlinear_cuda_old.py`) and shares no code with the packing, so that agreement of the two is a proof:
+The gptq side is written from the description of the format (GPTQModel, `qlinear/__init__.py` and
+`utils/model.py`; AutoGPTQ, `qlinear_cuda_old.py`) and shares no code with the packing, so that agreement of
+the two is a proof:
 
     code(i, o)  = (qweight[i * bits // 32, o] >> (i * bits % 32)) & (2^bits - 1)                   0 <= i < in
     zero(g, o)  = ((qzeros[g, o * bits // 32] >> (o * bits % 32)) & (2^bits - 1)) + 1              version 1
@@ -26,7 +27,7 @@ from compress.model.checkpoint import open_checkpoint
 from compress.scheme import QuantizedWeight, Scheme
 
 _PARTS = {
-    "compressed-tensors": ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight"),
+    "compressed-tensors": ("weight_packed", "weight_scale", "weight_shape", "weight"),
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
 }
 _MARK = {"compressed-tensors": "weight_scale", "gptq": "qweight"}
@@ -49,9 +50,7 @@ class Reader:
         self._config: Mapping[str, Any] = self._checkpoint.config.get("quantization_config") or {}
         self._method = self._config.get("quant_method")
         if self._method is not None and self._method not in _PARTS:
-            raise BrokenResultError(
-                f"{folder}: quantization method '{self._method}' is not one that compress writes."
-            )
+            raise BrokenResultError(f"{folder}: quantization method '{self._method}' is not one that compress writes.")
         ending = f".{_MARK[self._method]}" if self._method is not None else None
         self.quantized_names: tuple[str, ...] = tuple(
             name.removesuffix(ending) for name in self._checkpoint.tensors if ending and name.endswith(ending)
@@ -63,9 +62,7 @@ class Reader:
             return gptq.scheme_of(self._config, name)
         group = _group_of(self._config["config_groups"], name)
         if group is None:
-            raise BrokenResultError(
-                f"{name} is quantized, but no group of quantization_config applies to it."
-            )
+            raise BrokenResultError(f"{name} is quantized, but no group of quantization_config applies to it.")
         return compressed_tensors.scheme_of(group)
 
     def quantized(self, name: str) -> QuantizedWeight:
@@ -93,7 +90,8 @@ class Reader:
     def state_dict(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """All weights as the dense model names them, floating ones in `dtype`.
 
-        Quantized weights are dequantized in float32 and rounded once. Conv1D weights are turned back to [in, out].
+        Quantized weights are dequantized in float32 and rounded once. Conv1D weights are turned
+        back to [in, out].
         """
         method = self._method
         parts = {f"{name}.{part}" for name in self.quantized_names for part in _PARTS[str(method)]}
@@ -124,16 +122,12 @@ def unpack_gptq(name: str, scheme: Scheme, tensors: Mapping[str, torch.Tensor]) 
     width = tensors["g_idx"].shape[0]
     order = np.repeat(np.arange(groups), width // groups)
     if groups != scheme.groups(width) or not np.array_equal(tensors["g_idx"].numpy(), order):
-        raise BrokenResultError(
-            f"{name}: g_idx does not describe {scheme.label} in the order of the columns."
-        )
+        raise BrokenResultError(f"{name}: g_idx does not describe {scheme.label} in the order of the columns.")
     codes = _bits_at(_words(tensors["qweight"]).T, width, scheme.bits)  # [out, in]
     zeros = _bits_at(_words(tensors["qzeros"]), out, scheme.bits) + 1  # [groups, out]
     middle = 1 << (scheme.bits - 1)
     if codes.shape != (out, width) or zeros.shape != (groups, out) or (zeros != middle).any():
-        raise BrokenResultError(
-            f"{name}: qweight or qzeros do not fit a symmetric layer of {scheme.bits} bits."
-        )
+        raise BrokenResultError(f"{name}: qweight or qzeros do not fit a symmetric layer of {scheme.bits} bits.")
     signed = torch.from_numpy((codes - middle).astype(np.int8))
     return QuantizedWeight(signed, tensors["scales"].T.contiguous(), None, scheme)
 
@@ -143,7 +137,7 @@ def _words(tensor: torch.Tensor) -> Words:
 
 
 def _bits_at(words: Words, count: int, bits: int) -> Codes:
-    """The first `count` fields of `bits` bits in each row of words [n, w], lowest bits first: -> [n, count]."""
+    """The first `count` fields of `bits` bits in each row of [n, words], lowest bits first: [n, count]."""
     position = np.arange(count) * bits
     fields = words[:, position // 32] >> (position % 32).astype(np.uint32)
     return (fields & np.uint32((1 << bits) - 1)).astype(np.int16)

@@ -1,8 +1,8 @@
 """Writes a complete model folder: weight files, index, config.json, and the source's side files.
 
-Weight files are assembled one at a time, in the layout that `formats/layout.py` predicts, and written here rather
-than by the library: the bytes are the same (a test compares them), but the permissions are the umask's, a full disk
-is an ordinary OSError, and nothing is copied on the way.
+Weight files are assembled one at a time, in the layout that `formats/layout.py` predicts, and written here
+rather than by the library: the bytes are the same (a test compares them), but the permissions are the
+umask's, a full disk is an ordinary OSError, and nothing is copied on the way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from compress.errors import BrokenResultError, MissingResourceError
 from compress.formats import compressed_tensors, gptq, plain
-from compress.formats.layout import Shard, StoredTensor, layer_tensors, shard_layout, stored_tensors
+from compress.formats.layout import Shard, layer_tensors, shard_layout, stored_tensors
 from compress.model.anatomy import LinearLayer, anatomy
 from compress.model.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from compress.model.sidefiles import copy_side_files
@@ -60,8 +60,8 @@ def write_checkpoint(
 
     Args:
         layers: every linear layer of the blocks; those that `schemes` does not name keep their weight.
-        quantized: gives the quantized weight of a layer by its name. May be called twice, when a layer's tensors
-            fall into two files.
+        quantized: gives the quantized weight of a layer by its name. May be called twice, when a layer's
+            tensors fall into two files.
         cast: "float16" or "bfloat16" for a plain cast, else None.
 
     Returns:
@@ -132,9 +132,7 @@ class _Pieces:
         self._source, self._quantized, self._cast = source, quantized, cast
         self._pack = _PACK.get(format_name)
         self._layers = {layer.name: layer for layer in layers if layer.name in schemes}
-        self._planned = {
-            name: layer_tensors(format_name, layer, schemes[name]) for name, layer in self._layers.items()
-        }
+        self._planned = {name: layer_tensors(format_name, layer, schemes[name]) for name, layer in self._layers.items()}
         self._owner = {tensor.name: name for name, tensors in self._planned.items() for tensor in tensors}
         self._schemes = schemes
 
@@ -142,8 +140,7 @@ class _Pieces:
         wanted = {tensor.name for tensor in shard.tensors}
         copied = sorted(wanted - self._owner.keys())
         tensors = {
-            name: plain.cast_tensor(name, tensor, self._cast)
-            for name, tensor in self._source.read_many(copied).items()
+            name: plain.cast_tensor(name, tensor, self._cast) for name, tensor in self._source.read_many(copied).items()
         }
         for name in sorted({self._owner[tensor] for tensor in wanted & self._owner.keys()}):
             packed = self._packed(name)
@@ -164,15 +161,13 @@ def check_weight(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) ->
     faults = _form_faults(layer, weight, scheme)
     if not faults:
         low, high = scheme.code_range
+        least, most = int(weight.codes.min()), int(weight.codes.max())
+        if least < low or most > high:
+            faults.append(f"codes reach from {least} to {most}, allowed are {low} to {high}")
         bad = int((~(weight.scale.isfinite() & (weight.scale > 0))).sum())
         if bad:
             faults.append(f"{bad} of {weight.scale.numel()} scales are not finite and positive")
-        for what, values in (("codes", weight.codes), ("zero points", weight.zero_point)):
-            if values is not None and (int(values.min()) < low or int(values.max()) > high):
-                faults.append(
-                    f"{what} reach from {int(values.min())} to {int(values.max())}, allowed: {low} to {high}"
-                )
-        if not faults and not bool(weight.dequantize(torch.float32).isfinite().all()):
+        elif not bool(weight.dequantize(torch.float32).isfinite().all()):
             faults.append("code times scale overflows float32")
     if faults:
         raise BrokenResultError(f"{layer.name} cannot be written: " + "; ".join(faults) + ".")
@@ -181,23 +176,18 @@ def check_weight(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) ->
 def _form_faults(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) -> list[str]:
     faults = []
     grid = (layer.out, scheme.groups(layer.width))
-    if weight.scheme != scheme:
+    if weight.scheme != scheme or weight.zero_point is not None:
         faults.append(f"it is {weight.scheme}, planned was {scheme}")
     if weight.codes.dtype != torch.int8 or tuple(weight.codes.shape) != (layer.out, layer.width):
         faults.append(f"codes are {weight.codes.dtype} {list(weight.codes.shape)}")
     if tuple(weight.scale.shape) != grid:
         faults.append(f"scales are {list(weight.scale.shape)} instead of {list(grid)}")
-    zero_point = weight.zero_point
-    if (zero_point is None) != scheme.symmetric:
-        faults.append("a symmetric layer has no zero points, any other has them")
-    elif zero_point is not None and (zero_point.dtype != torch.int8 or tuple(zero_point.shape) != grid):
-        faults.append(f"zero points are {zero_point.dtype} {list(zero_point.shape)}")
     return faults
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's bytes in C order, without a copy where it is contiguous. Little-endian machines only, as torch's."""
-    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+def _bytes_of(tensor: torch.Tensor) -> bytes | memoryview:
+    """The tensor's bytes in C order, not copied where it is contiguous; little-endian, as torch's wheels."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _index(shards: Sequence[Shard]) -> dict[str, Any]:
@@ -235,7 +225,8 @@ def _write_config(
 def _untouched_modules(source: Checkpoint, schemes: Mapping[str, Scheme]) -> list[str]:
     """Module names of all weights with two dimensions that stay as they are, and of the output head.
 
-    The head is named even where it is tied and has no tensor: loaders would otherwise make a quantized layer of it.
+    The head is named even where it is tied and has no tensor: loaders would otherwise make a quantized layer
+    of it.
     """
     parts = anatomy(source)
     names = {layer.name for layer in parts.layers if layer.name not in schemes}

@@ -1,7 +1,7 @@
 """Estimates with honest intervals: block bootstrap, Hodges-Lehmann ratios, order statistics.
 
-Pure numpy and scipy. Every estimate carries a two-sided interval and, for gates, one-sided bounds at the levels
-asked. Where the data cannot carry a bound it is absent (interval None, level missing) instead of guessed.
+Pure numpy and scipy. Every estimate carries a two-sided interval and, for gates, one-sided bounds at the asked
+levels. Where the data cannot carry a bound it is absent (interval None, level missing) instead of guessed.
 
 Tokens of one text are not independent, so resampling draws whole blocks (windows, or runs of tokens of one).
 Percentile bounds are widened for few blocks as in Hesterberg, "What Teachers Should Know about the Bootstrap"
@@ -51,9 +51,7 @@ class Estimate:
         """The estimate of an increasing function of the number (exp, a change of unit)."""
         interval = self.interval
         if interval is not None:
-            interval = Interval(
-                function(interval.low), function(interval.high), interval.level, interval.method
-            )
+            interval = Interval(function(interval.low), function(interval.high), interval.level, interval.method)
         bounds = {level: (function(low), function(high)) for level, (low, high) in self.one_sided.items()}
         return Estimate(function(self.value), interval, bounds)
 
@@ -99,10 +97,7 @@ def block_mean(
     sums = np.bincount(blocks, weights=values)  # [B]
     counts = np.bincount(blocks).astype(np.float64)  # [B]
     draws = np.concatenate(
-        [
-            (weights @ sums) / (weights @ counts)
-            for weights in _resamples(rng, len(sums), MEAN_DRAWS, len(sums))
-        ]
+        [(weights @ sums) / (weights @ counts) for weights in _resamples(rng, len(sums), MEAN_DRAWS, len(sums))]
     )  # [draws]
     value = float(values.mean())
     # Rounding in the resampled sums must not turn "all values are equal" into an interval beside the value.
@@ -123,9 +118,7 @@ def block_share(
     """Share of hits, 0..1. Where all or none hit, resampling shows no spread: exact binomial bounds."""
     total, count = len(hits), int(hits.sum())
     if 0 < count < total:
-        return block_mean(
-            hits.astype(np.float64), blocks, rng=rng, levels=levels, level=level, blocks_are=blocks_are
-        )
+        return block_mean(hits.astype(np.float64), blocks, rng=rng, levels=levels, level=level, blocks_are=blocks_are)
 
     def bounds(confidence: float) -> tuple[float, float]:
         found = scipy.stats.binomtest(count, total).proportion_ci(confidence, method="exact")
@@ -189,9 +182,7 @@ def paired_ratio(
         return Estimate(value).map(math.exp)
     if n >= T_BELOW_BLOCKS:
         walsh = n * (n + 1) // 2
-        parts = [
-            _hodges_lehmann(r[rng.integers(0, n, size=(rows, n))]) for rows in _portions(RATIO_DRAWS, walsh)
-        ]
+        parts = [_hodges_lehmann(r[rng.integers(0, n, size=(rows, n))]) for rows in _portions(RATIO_DRAWS, walsh)]
         method = f"Hodges-Lehmann, bootstrap, {n} rounds"
         return _from_draws(value, np.concatenate(parts), n, levels, level, method).map(math.exp)
     error = float(r.std(ddof=1)) / math.sqrt(n)
@@ -214,9 +205,7 @@ def order_statistic_quantile(
     """
 
     def bound(alternative: str, confidence: float) -> tuple[float, float]:
-        found = scipy.stats.quantile_test(values, p=q, alternative=alternative).confidence_interval(
-            confidence
-        )
+        found = scipy.stats.quantile_test(values, p=q, alternative=alternative).confidence_interval(confidence)
         return float(found.low), float(found.high)
 
     low, high = bound("two-sided", level)

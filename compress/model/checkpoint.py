@@ -182,7 +182,7 @@ def parse_index(path: Path) -> dict[str, str]:
 
 
 def no_weights(place: str, names: Iterable[str]) -> UsageError:
-    """The error for a folder or repository whose files, by `names`, hold no usable weights, with the reason."""
+    """The error for a folder or repository whose files, by `names`, hold no usable weights: the reason."""
     plain = sorted(name for name in names if "/" not in name)
     pickled = [name for name in plain if name.endswith(_PICKLE_SUFFIXES)]
     foreign = [name for name in plain if name.endswith(_FOREIGN_SUFFIXES)]
@@ -193,10 +193,10 @@ def no_weights(place: str, names: Iterable[str]) -> UsageError:
         )
     if pickled:
         return UsageError(
-            f"{place} holds only pickled weights ({', '.join(pickled)}); they are refused, because unpickling "
-            "a file runs the code inside it",
-            hint="if you trust the file, convert it once: load it with transformers' from_pretrained and write "
-            "it with save_pretrained, which makes safetensors",
+            f"{place} holds only pickled weights ({', '.join(pickled)}); they are refused, because "
+            "unpickling a file runs the code inside it",
+            hint="if you trust the file, convert it once: load it with transformers' from_pretrained and "
+            "write it with save_pretrained, which makes safetensors",
         )
     others = f"; it holds {', '.join(foreign)}" if foreign else ""
     return UsageError(

@@ -27,14 +27,14 @@ _LISTED = 20
 def model_class(
     config: Mapping[str, Any], *, folder: Path | None = None, trust_remote_code: bool = False
 ) -> type[PreTrainedModel]:
-    """The class that stock transformers uses for a config: the first of `architectures`, else by `model_type`.
+    """The class that stock transformers uses: the first of `architectures`, else by `model_type`.
 
     Args:
         folder: where the modelling code of a remote-code model lies; used only with trust_remote_code.
 
     Raises:
-        UsageError: this transformers knows neither the architecture nor the model type, or the model needs its
-            own code and that was not allowed.
+        UsageError: this transformers knows neither the architecture nor the model type, or the model needs
+            its own code and that was not allowed.
     """
     architecture = (config.get("architectures") or [None])[0]
     stock = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
@@ -118,12 +118,12 @@ def build_model(
     device: torch.device | str,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """The class and config of `folder` with the given weights: the model that the folder would be with them.
+    """The class and config of `folder` with the given weights: what a load from disk would give with them.
 
-    Any `quantization_config` is dropped: the weights are plain. Names may carry the base model's prefix or lack
-    it; tied weights may be left out. Tensors that are already in `dtype` on the CPU are used, not copied.
-    `from_pretrained` itself does the loading, so that prefixes, ties, buffers, renamed keys and the parts that
-    a class keeps in float32 are exactly those of a load from disk.
+    Any `quantization_config` is dropped: the weights are plain. Names may carry the base model's prefix or
+    lack it; tied weights may be left out. Tensors already in `dtype` on the CPU are used, not copied.
+    `from_pretrained` itself does the loading, so that prefixes, ties, buffers, renamed keys and the parts
+    that a class keeps in float32 are exactly those of a load from disk.
 
     Raises:
         UsageError: see `model_class`.
@@ -148,7 +148,7 @@ def build_model(
 def _from_pretrained(
     cls: type[PreTrainedModel], folder: Path | None, **options: Any
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    """Stock loading and its report. Mismatched shapes are reported with all other faults, not raised singly."""
+    """Stock loading and its report. Mismatched shapes are reported with all other faults."""
     loaded = cls.from_pretrained(folder, ignore_mismatched_sizes=True, output_loading_info=True, **options)
     return cast(tuple[PreTrainedModel, Mapping[str, Any]], loaded)
 
@@ -200,7 +200,7 @@ def _frozen(model: PreTrainedModel, device: torch.device | str) -> PreTrainedMod
     left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
     if left:
         raise BrokenResultError(f"{type(model).__name__}: no values for {', '.join(left[:_LISTED])}")
-    torch.nn.Module.to(model, device)
+    cast(torch.nn.Module, model).to(device)
     model.train(False)
     model.requires_grad_(False)
     return model

@@ -1,8 +1,8 @@
 """The header of a safetensors file, read and checked by hand: names, dtypes and shapes without torch.
 
 A file is an unsigned 64-bit little-endian header length N, N bytes of JSON, then the data. The JSON maps each
-tensor name to `dtype`, `shape` and `data_offsets` (begin, end, counted from the start of the data); the offsets
-cover the data without holes. Source: https://github.com/huggingface/safetensors, README, "Format".
+tensor name to `dtype`, `shape` and `data_offsets` (begin, end, counted from the start of the data); the
+offsets cover the data without holes. Source: https://github.com/huggingface/safetensors, README, "Format".
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def read_header(path: Path) -> tuple[TensorInfo, ...]:
     """The tensors of one file, in the order of their data. No data is read.
 
     Raises:
-        HeaderError: not a safetensors file, a hole or an overlap in the data, or a file shorter or longer than
-            its header says.
+        HeaderError: not a safetensors file, a hole or an overlap in the data, or a file shorter or longer
+            than its header says.
         OSError: the file cannot be read.
     """
     size = path.stat().st_size

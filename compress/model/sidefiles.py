@@ -43,8 +43,8 @@ SIDE_FILE_PATTERNS = (
     "video_preprocessor_config.json",
     "video_processor_config.json",
     "feature_extractor_config.json",
-    # sentence-transformers: the list of modules and each module's folder. A Dense or LayerNorm module has weights
-    # of its own, which are no part of the transformer and without which the folder would not load.
+    # sentence-transformers: the list of modules and each module's folder. A Dense or LayerNorm module has
+    # weights of its own, which are no part of the transformer and without which the folder would not load.
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_*_config.json",

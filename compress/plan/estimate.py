@@ -50,9 +50,9 @@ def estimate(plan: Plan, machine: Machine) -> Estimate:
 
 
 def _rate(machine: Machine) -> tuple[float, str]:
-    if "avx512f" in machine.instructions:
+    if "avx512f" in machine.instruction_sets:
         return GFLOPS_AVX512, "assumed for AVX-512"
-    if "avx2" in machine.instructions:
+    if "avx2" in machine.instruction_sets:
         return GFLOPS_AVX2, "assumed for AVX2"
     return GFLOPS_PLAIN, "assumed without AVX2"
 
@@ -88,7 +88,9 @@ def _quantize_flops(plan: Plan) -> float:
     widths = _hessian_widths(plan)
     forwards = 2 * 2.0 * tokens * _block_parameters(plan)
     hessians = 2.0 * tokens * sum(width**2 for width in widths)
-    solves = sum(3.0 * layer.layer.width**3 + layer.layer.out * layer.layer.width**2 for layer in plan.quantized)
+    solves = sum(
+        3.0 * layer.layer.width**3 + layer.layer.out * layer.layer.width**2 for layer in plan.quantized
+    )
     search = 450.0 * plan.quantized_parameters
     return forwards + hessians + solves + search
 

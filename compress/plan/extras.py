@@ -103,9 +103,7 @@ def check_package(package: Package) -> PackageState:
         return PackageState(package, None)
     command = [sys.executable, "-c", f"import {package.module}"]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return PackageState(package, version, f"import took longer than {IMPORT_TIMEOUT_SECONDS} s")
     if done.returncode == 0:

@@ -216,7 +216,9 @@ def _quantize_layer(
     if result.damping is None:
         notes.append("the Hessian could not be factored at any damping: rounded to nearest")
     elif result.damping != settings.damping:
-        notes.append(f"damping raised from {settings.damping:g} to {result.damping:g}: the Hessian was singular")
+        notes.append(
+            f"damping raised from {settings.damping:g} to {result.damping:g}: the Hessian was singular"
+        )
     algorithm = "rtn" if result.damping is None else "gptq"
     record = _record(plan, W, result.weight, H, algorithm, tokens=tokens, damping=result.damping, notes=notes)
     return result.weight, record
@@ -300,7 +302,9 @@ def _record(
     plain = quantize_nearest(W, max_abs_scale(W, plan.scheme, plan.scale_dtype), plan.scheme)
     dense = quantized.dequantize(torch.float32)
     zero_groups = int((W.reshape(W.shape[0], quantized.scale.shape[1], -1) == 0).all(dim=-1).sum())
-    remarks = [*notes, f"{zero_groups} groups are all zero and stay exactly zero"] if zero_groups else list(notes)
+    remarks = (
+        [*notes, f"{zero_groups} groups are all zero and stay exactly zero"] if zero_groups else list(notes)
+    )
     return LayerRecord(
         name=plan.layer.name,
         shape=(plan.layer.out, plan.layer.width),

@@ -74,8 +74,8 @@ def read_document(text: str) -> Document:
     except MarkedYAMLError as error:
         raise _syntax_fault(error, text) from error
     except ReaderError as error:
-        position = _position_at(text, text.find(error.character))
-        raise NotYamlError(position, f"the character {error.character!r} is not allowed in YAML") from error
+        message = f"the character {text[error.position]!r} is not allowed in YAML"
+        raise NotYamlError(position_at(text, error.position), message) from error
     except YAMLError as error:
         raise NotYamlError(Position(1, 1), f"not valid YAML: {error}") from error
     except RecursionError as error:
@@ -137,9 +137,7 @@ class _Builder:
         if isinstance(node, ScalarNode):
             return _scalar_value(node)
         if not str(node.tag).startswith(_PREFIX):
-            raise NotYamlError(
-                position, f"the tag `{node.tag}` is not known here: write the value without a tag"
-            )
+            raise NotYamlError(position, f"the tag `{node.tag}` is not known here: write the value without a tag")
         self.open.append(node)
         try:
             return self._map(node, path) if isinstance(node, MappingNode) else self._list(node, path)
@@ -158,16 +156,12 @@ class _Builder:
                 entries[key.value] = (key, value)
         for key, value in self._merged_entries(node):
             entries.setdefault(key.value, (key, value))
-        return {
-            name: self._value(value, (*path, name), _start(key)) for name, (key, value) in entries.items()
-        }
+        return {name: self._value(value, (*path, name), _start(key)) for name, (key, value) in entries.items()}
 
     def _own_entries(self, node: Node, path: Path) -> Iterator[tuple[ScalarNode, Node]]:
         for key, value in node.value:
             if not isinstance(key, ScalarNode):
-                self.key_faults.append(
-                    (_start(key), dotted(path), "a key must be a name, not a list or a map")
-                )
+                self.key_faults.append((_start(key), dotted(path), "a key must be a name, not a list or a map"))
             elif not _is_merge(key):
                 yield key, value
 
@@ -178,9 +172,7 @@ class _Builder:
                 continue
             for source in value.value if isinstance(value, SequenceNode) else [value]:
                 if not isinstance(source, MappingNode):
-                    raise NotYamlError(
-                        _start(source), "`<<` merges a map or a list of maps, such as `<<: *defaults`"
-                    )
+                    raise NotYamlError(_start(source), "`<<` merges a map or a list of maps, such as `<<: *defaults`")
                 if source is node or any(source is outer for outer in self.open):
                     raise NotYamlError(_start(key), "this map is merged into itself")
                 self._count(_start(key))
@@ -217,8 +209,9 @@ def _start(node: Node) -> Position:
     return Position(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _position_at(text: str, index: int) -> Position:
-    before = text[: max(index, 0)]
+def position_at(text: str, index: int) -> Position:
+    """Line and column of the character at `index`."""
+    before = text[:index]
     return Position(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
 
 
@@ -235,18 +228,24 @@ def _refuse_conflict_markers(text: str) -> None:
 
 def _syntax_fault(error: MarkedYAMLError, text: str) -> NotYamlError:
     mark = error.problem_mark or error.context_mark
-    position = Position(mark.line + 1, mark.column + 1)
     lines = _lines(text)
     line = lines[mark.line] if mark.line < len(lines) else ""
     tab = line.find("\t")
     if tab >= 0 and ("\\t" in error.problem or not line[:tab].strip()):
-        return NotYamlError(
-            Position(mark.line + 1, tab + 1), "a tab character: YAML is indented with spaces only"
-        )
-    return NotYamlError(position, _syntax_sentence(error, line[mark.column : mark.column + 1]))
+        return NotYamlError(Position(mark.line + 1, tab + 1), "a tab character: YAML is indented with spaces only")
+    began = error.context_mark
+    if began and ("end of stream" in error.problem or "<stream end>" in error.problem):
+        opening = lines[began.line][began.column : began.column + 1]
+        return NotYamlError(Position(began.line + 1, began.column + 1), f"this `{opening}` is never closed")
+    if began and "expected ':'" in error.problem:
+        position = Position(began.line + 1, began.column + 1)
+        return NotYamlError(position, "a key without its value: write a colon and a space after the key")
+    sentence = _syntax_sentence(error, line[: mark.column], line[mark.column : mark.column + 1])
+    return NotYamlError(Position(mark.line + 1, mark.column + 1), sentence)
 
 
-def _syntax_sentence(error: MarkedYAMLError, character: str) -> str:
+def _syntax_sentence(error: MarkedYAMLError, before: str, character: str) -> str:
+    """The parser's complaint in the user's words; `before` stands left of `character` on the line."""
     problem = error.problem
     if "another document" in problem:
         return "a second document starts here: a recipe is one document, without a further `---`"
@@ -255,6 +254,10 @@ def _syntax_sentence(error: MarkedYAMLError, character: str) -> str:
         return f"the alias `*{name}` has no anchor `&{name}` before it"
     if "mapping values are not allowed" in problem:
         return "a `:` where no key can stand: check the indentation, or quote a value that contains `: `"
+    if "<block end>" in problem and not before.strip():
+        return "this does not go with the lines above it: check the indentation"
+    if "<block end>" in problem:
+        return "the value before this is already complete: put quotes around all of it, or start a new line"
     if "cannot start any token" in problem:
         return f"an unquoted value cannot start with `{character}`: put quotes around it"
     began = f" {error.context} that began in line {error.context_mark.line + 1}" if error.context_mark else ""

@@ -118,9 +118,7 @@ def _possible(metric: Metric) -> tuple[float, float]:
 
 def _level(text: str, metric: Metric) -> float:
     if not metric.interval:
-        raise UsageError(
-            f"`{metric.id}` is counted, not estimated, and has no confidence level: remove `@{text}`"
-        )
+        raise UsageError(f"`{metric.id}` is counted, not estimated, and has no confidence level: remove `@{text}`")
     try:
         percent = parse_quantity(text, {"%": Decimal(1)})
     except UsageError as error:

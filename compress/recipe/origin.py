@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from compress.errors import Problem, RecipeError, UsageError
 
@@ -40,33 +40,38 @@ def in_order(problems: Sequence[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda problem: (problem.line, problem.column))
 
 
-class Origin(Protocol):
-    def error(self, faults: Sequence[Fault], *, keys: frozenset[Path] = frozenset()) -> UsageError:
-        """All faults as one error. The paths in `keys` are wrong as keys, not for their values."""
-        ...
+@dataclass(frozen=True)
+class Origin:
+    """Lines of a recipe file, or options of a command. All origins are equal: recipes differ by what they say.
+
+    Attributes:
+        file: the recipe file as the user named it; None for options.
+        places: where every value stands in the file.
+        options: the option that sets the value at a path. A path without one is named by the option above it.
+    """
+
+    file: str | None = field(default=None, compare=False)
+    places: Mapping[Path, Place] = field(default_factory=dict, compare=False)
+    options: Mapping[Path, str] = field(default_factory=dict, compare=False)
+
+    def error(self, faults: Sequence[Fault]) -> UsageError:
+        """All faults as one error: a RecipeError for a file, else a line for each option."""
+        if self.file is not None:
+            return RecipeError(self.problems(faults))
+        return UsageError("\n".join(f"{self._option(path)}: {message}" for path, message in faults))
+
+    def problems(self, faults: Sequence[Fault], keys: frozenset[Path] = frozenset()) -> list[Problem]:
+        """Faults with their places in the file, in order. Paths in `keys` are wrong as keys, not for their values."""
+        found = []
+        for path, message in faults:
+            value, key = self._place(path)
+            position = key if key and path in keys else value
+            found.append(Problem(self.file or "", *position, dotted(path), message))
+        return in_order(found)
 
     def line(self, path: Path) -> int | None:
         """Line of the value at `path`, or None if it stands in no file."""
-        ...
-
-
-@dataclass(frozen=True)
-class FileOrigin:
-    """A recipe file. Origins do not take part in the equality of recipes."""
-
-    file: str = field(compare=False)
-    places: Mapping[Path, Place] = field(compare=False)
-
-    def error(self, faults: Sequence[Fault], *, keys: frozenset[Path] = frozenset()) -> RecipeError:
-        return RecipeError(in_order([self._problem(path, message, path in keys) for path, message in faults]))
-
-    def line(self, path: Path) -> int | None:
-        return self._place(path).value.line
-
-    def _problem(self, path: Path, message: str, at_key: bool) -> Problem:
-        place = self._place(path)
-        position = place.key if at_key and place.key else place.value
-        return Problem(self.file, position.line, position.column, dotted(path), message)
+        return None if self.file is None else self._place(path).value.line
 
     def _place(self, path: Path) -> Place:
         """The place of `path`, or of the nearest map around it if it is not in the file."""
@@ -74,19 +79,6 @@ class FileOrigin:
             path = path[:-1]
         return self.places.get(path, Place(Position(1, 1), None))
 
-
-@dataclass(frozen=True)
-class OptionOrigin:
-    """Options of a command. A path without an option of its own is named by the option above it."""
-
-    options: Mapping[Path, str] = field(default_factory=dict, compare=False)
-
-    def error(self, faults: Sequence[Fault], *, keys: frozenset[Path] = frozenset()) -> UsageError:  # noqa: ARG002 - options have no key beside the value
-        return UsageError("\n".join(f"{self._name(path)}: {message}" for path, message in faults))
-
-    def line(self, path: Path) -> int | None:  # noqa: ARG002 - the protocol's name
-        return None
-
-    def _name(self, path: Path) -> str:
+    def _option(self, path: Path) -> str:
         above = (path[:end] for end in range(len(path), 0, -1))
         return next((self.options[part] for part in above if part in self.options), dotted(path))

@@ -1,12 +1,12 @@
 """Recipe version 1 as frozen models. The docstring under a field is its description in the JSON Schema.
 
-Only types, ranges and what follows from other values of the same recipe are checked here; `sentences.py` words what
-pydantic finds, and `origin.py` knows the line or the option of every value.
+Types, ranges and what follows from other values of the same recipe are checked here; `sentences.py` words
+what pydantic finds, and `origin.py` knows the line or the option of every value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -14,31 +14,39 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PlainSerializer,
-    PlainValidator,
     PrivateAttr,
     Strict,
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
-    WithJsonSchema,
     field_validator,
 )
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from compress.errors import UsageError
-from compress.metrics import METRICS
-from compress.recipe.gates import Gate, parse_gate
-from compress.recipe.origin import Fault, OptionOrigin, Origin
-from compress.recipe.units import parse_count, parse_seconds, parse_size, write_size
-from compress.recipe.words import did_you_mean, one_of, shown
-from compress.scheme import AUTO_GROUP_SIZES, PER_CHANNEL, TARGETS
-
-VERSION = 1
-RULE = "rule"
-"""Type of the pydantic errors whose message is already the sentence for the user."""
-
-FORMATS = tuple(dict.fromkeys(name for target in TARGETS.values() for name in target.formats))
+from compress.recipe.fields import (
+    AlgorithmName,
+    Count,
+    EngineName,
+    FormatName,
+    Gates,
+    GroupSize,
+    Positive,
+    Reports,
+    Seconds,
+    Several,
+    Size,
+    TargetName,
+    Text,
+    Texts,
+    VersionNumber,
+    read_gate,
+    rule,
+)
+from compress.recipe.gates import Gate
+from compress.recipe.origin import Fault, Origin
+from compress.recipe.words import shown
+from compress.scheme import PER_CHANNEL, TARGETS, Target
 
 MEASURED_BY: Mapping[str, Literal["evaluate", "bench"] | None] = {
     "kl": "evaluate",
@@ -51,20 +59,248 @@ MEASURED_BY: Mapping[str, Literal["evaluate", "bench"] | None] = {
     "bits_per_weight": None,
     "parameters": None,
 }
-"""Family of a metric (its id up to the first dot) -> the section of the recipe that measures it; None: always."""
+"""Family of a metric (its id up to the first dot) -> the section that measures it; None: it always is."""
+DEFAULT_DAMPING = 0.01
 
 
-def _rule(sentence: str) -> PydanticCustomError:
-    return PydanticCustomError(RULE, "{sentence}", {"sentence": sentence})
+class Section(BaseModel):
+    """A map of a recipe: frozen, without unknown keys, without conversions between types."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
-def _checked[Value](check: Callable[[Any], Value]) -> Callable[[Any], Value]:
-    """`check` with its UsageError in the form that pydantic collects."""
+class Calibration(Section):
+    """The text that quantization is fitted to."""
 
-    def validate(value: Any) -> Value:
+    source: Text = "default"
+    """Text inside the package (`default`), a .txt, .jsonl or .parquet file, or a hub data set as
+    NAME[/CONFIG][:SPLIT][#COLUMN]."""
+    samples: Positive = 128
+    """Number of windows of text."""
+    length: Positive = 512
+    """Tokens in each window."""
+    batch_size: Positive = 1
+    """Windows computed together; it never changes the result."""
+
+
+class Quantize(Section):
+    """Store the weights of the linear layers in fewer bits."""
+
+    target: TargetName
+    """What the weights become."""
+    algorithm: AlgorithmName | None = None
+    """How codes are chosen: gptq or rtn (round to nearest). Null: the target's own."""
+    format: FormatName | None = None
+    """How the checkpoint is written. Null: the target's first."""
+    group_size: GroupSize = None
+    """Input columns that share a scale; -1 is one scale per output channel; auto is the largest of 128, 64
+    and 32 that divides the width of every layer. Null: the target's own."""
+    skip: Texts = ()
+    """Globs of layer names that stay unquantized, besides embeddings, tied heads, norms and routers."""
+    damping: float = Field(default=DEFAULT_DAMPING, ge=0, lt=1)
+    """Share of the mean Hessian diagonal that gptq adds to it."""
+    max_shard_size: Size = Field(default=5 * 10**9, json_schema_extra={"default": "5GB"})
+    """Largest weight file, with its unit (MB = 10^6 bytes)."""
+
+    @field_validator("algorithm")
+    @classmethod
+    def _no_algorithm_for_casts(cls, algorithm: str | None, info: ValidationInfo) -> str | None:
+        target = _target(info)
+        if algorithm and target and target.cast:
+            raise rule(f"target {target.name} is a cast and uses no algorithm: leave this out")
+        return algorithm
+
+    @field_validator("format")
+    @classmethod
+    def _format_of_target(cls, name: str | None, info: ValidationInfo) -> str | None:
+        target = _target(info)
+        if name and target and name not in target.formats:
+            table = "; ".join(f"{row.name}: {', '.join(row.formats)}" for row in TARGETS.values())
+            raise rule(f"target {target.name} cannot be written as {name}. Formats by target: {table}")
+        return name
+
+    @field_validator("group_size")
+    @classmethod
+    def _groups_of_target(cls, size: str | int | None, info: ValidationInfo) -> str | int | None:
+        target = _target(info)
+        if target and not target.grouped and size not in (None, "auto", PER_CHANNEL):
+            why = "is a cast and has no scales" if target.cast else "has one scale per output channel"
+            grouped = ", ".join(row.name for row in TARGETS.values() if row.grouped)
+            raise rule(f"target {target.name} {why}: leave this out. Targets with groups: {grouped}")
+        return size
+
+    @field_validator("skip")
+    @classmethod
+    def _no_skip_for_casts(cls, globs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        target = _target(info)
+        if globs and target and target.cast:
+            raise rule(f"target {target.name} is a cast of every tensor and skips none: leave this out")
+        return globs
+
+    @field_validator("damping")
+    @classmethod
+    def _damping_of_gptq(cls, damping: float, info: ValidationInfo) -> float:
+        target = _target(info)
+        algorithm = info.data.get("algorithm") or (target.default_algorithm if target else None)
+        if target and "algorithm" in info.data and algorithm != "gptq" and damping != DEFAULT_DAMPING:
+            how = f"algorithm {algorithm}" if algorithm else "a cast"
+            raise rule(f"only algorithm gptq uses damping, and target {target.name} here is {how}: leave this out")
+        return damping
+
+
+def _target(info: ValidationInfo) -> Target | None:
+    """The target that the same step names, if it is a valid one."""
+    return TARGETS.get(info.data.get("target", ""))
+
+
+class Step(Section):
+    """One thing that is done to the model."""
+
+    quantize: Quantize
+    """Store the weights of the linear layers in fewer bits."""
+
+
+class Fidelity(Section):
+    """Comparison with the original on held-out text."""
+
+    source: Text = "default"
+    """Where the text comes from, as in `calibration`. Text that is in both is an error."""
+    tokens: Count = 16_384
+    """Number of tokens, such as 16384 or 16k."""
+    length: Several = 512
+    """Tokens in each window; the first one of a window is not predicted."""
+
+
+class Evaluate(Section):
+    """What is measured about the result's answers."""
+
+    fidelity: Fidelity = Fidelity()
+    """Perplexity, KL divergence and top-1 agreement of a decoder, cosine similarity of an encoder."""
+
+
+class Bench(Section):
+    """What is measured about the result's speed and memory."""
+
+    prompt: Positive = 128
+    """Tokens in the prompt."""
+    new_tokens: Several = 48
+    """Tokens to generate; the time per output token needs two."""
+    batch: Positive = 1
+    """Prompts computed together."""
+    seconds: Seconds = 60.0
+    """Time to measure for, such as 60 or 60s."""
+    engine: EngineName = "auto"
+    """What runs the model."""
+
+
+class Recipe(Section):
+    """What `compress run` does: one model, the steps, what is measured, and the gates on the result."""
+
+    version: VersionNumber
+    """Version of the recipe language."""
+    model: Text
+    """Folder of the model, or hub id, or hub id@revision."""
+    output: Text | None = None
+    """Folder to write. Null: ./<model name>-<target>."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Start of every random number."""
+    calibration: Calibration = Calibration()
+    """The text that quantization is fitted to."""
+    steps: Annotated[tuple[Step, ...], Strict(False)] = Field(json_schema_extra={"minItems": 1, "maxItems": 1})
+    """What is done to the model: exactly one `quantize` step."""
+    evaluate: Evaluate | None = Evaluate()
+    """Comparison with the original; null turns it off."""
+    bench: Bench | None = None
+    """Speed and memory; off unless given, `{}` for the defaults."""
+    gates: Gates = ()
+    """Conditions on the result: METRIC OP VALUE[UNIT] [@LEVEL%], such as `kl.mean <= 0.1`."""
+    report: Reports = ("json", "md")
+    """Files that the report is written to."""
+
+    _origin: Origin = PrivateAttr(default=Origin())
+
+    def error(self, faults: Sequence[Fault]) -> UsageError:
+        """An error that names the line or the option of every fault, for what is found out after loading.
+
+        Args:
+            faults: (path, sentence), the path as keys and indices: ("steps", 0, "quantize", "skip", 1).
+        """
+        return self._origin.error(faults)
+
+    def traced(self, origin: Origin) -> Self:
+        """The same recipe, knowing where its values were written."""
+        gates = tuple(replace(gate, line=origin.line(("gates", index))) for index, gate in enumerate(self.gates))
+        copy = self.model_copy(update={"gates": gates})
+        copy._origin = origin
+        return copy
+
+    @field_validator("steps", mode="wrap")
+    @classmethod
+    def _one_step(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> tuple[Step, ...]:
+        """Refuses every quantize step but the first, beside whatever else is wrong with the steps."""
+        items = value if isinstance(value, list | tuple) else ()
+        quantize = [index for index, item in enumerate(items) if isinstance(item, Step | dict) and _quantizes(item)]
+        again = rule("is a second quantize step; a recipe of this version has exactly one")
+        surplus = [_located(again, index, items[index]) for index in quantize[1:]]
         try:
-            return check(value)
-        except UsageError as error:
-            raise _rule(error.message) from error
+            steps: tuple[Step, ...] = handler(value)
+        except ValidationError as error:
+            if not surplus:
+                raise
+            found = [_again(details) for details in error.errors()]
+            raise ValidationError.from_exception_data(cls.__name__, found + surplus) from error
+        if surplus:
+            raise ValidationError.from_exception_data(cls.__name__, surplus)
+        if not steps:
+            raise rule("must have one step, such as `- quantize: {target: int4}`")
+        return steps
 
-    return validate
+    @field_validator("gates", mode="plain")
+    @classmethod
+    def _gates(cls, value: Any, info: ValidationInfo) -> tuple[Gate, ...]:
+        if not isinstance(value, list | tuple):
+            raise rule(f"must be a list of gates such as `kl.mean <= 0.1`, not {shown(value)}")
+        off = {section for section in ("evaluate", "bench") if info.data.get(section, "on") is None}
+        gates, faults = [], []
+        for index, item in enumerate(value):
+            try:
+                gates.append(_measured(read_gate(item), off))
+            except PydanticCustomError as error:
+                faults.append(_located(error, index, item))
+        if faults:
+            raise ValidationError.from_exception_data(cls.__name__, faults)
+        return tuple(gates)
+
+    @field_validator("report")
+    @classmethod
+    def _no_report_twice(cls, report: tuple[str, ...]) -> tuple[str, ...]:
+        twice = next((name for name in report if report.count(name) > 1), None)
+        if twice:
+            raise rule(f"lists {twice} twice")
+        return report
+
+
+def _quantizes(step: Step | dict[Any, Any]) -> bool:
+    return isinstance(step, Step) or "quantize" in step
+
+
+def _measured(gate: Gate, off: set[str]) -> Gate:
+    section = MEASURED_BY[gate.metric.split(".")[0]]
+    if section in off:
+        raise rule(
+            f"gate `{gate.expression}`: `{gate.metric}` is measured by `{section}`, which is off: "
+            f"turn it on (`{section}: {{}}` in a recipe) or remove the gate"
+        )
+    return gate
+
+
+def _located(error: PydanticCustomError, index: int, value: Any) -> InitErrorDetails:
+    return InitErrorDetails(type=error, loc=(index,), input=value)
+
+
+def _again(details: Any) -> InitErrorDetails:
+    """An error of pydantic's as one that can be raised together with others."""
+    kind = PydanticCustomError(details["type"], details["msg"], details.get("ctx"))
+    return InitErrorDetails(type=kind, loc=details["loc"], input=details["input"])

@@ -14,7 +14,7 @@ from compress.errors import UsageError
 from compress.metrics import Unit
 from compress.recipe.words import did_you_mean, one_of
 
-_QUANTITY = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)\s*([^\s0-9]\S*)?\s*")
+_QUANTITY = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)\s*([A-Za-z%]\S*)?\s*")
 
 BYTES: Mapping[str, Decimal] = {
     "B": Decimal(1),
@@ -60,9 +60,7 @@ def parse_quantity(text: str, units: Mapping[str, Decimal]) -> Decimal:
     if set(units) == {""}:
         raise UsageError(f"`{text.strip()}` has the unit `{unit}`, but this number has none: write {number}")
     meant = did_you_mean(unit, units)
-    raise UsageError(
-        f"`{text.strip()}` has the unknown unit `{unit}`{meant}: write {_examples(number, units)}"
-    )
+    raise UsageError(f"`{text.strip()}` has the unknown unit `{unit}`{meant}: write {_examples(number, units)}")
 
 
 def parse_size(text: str) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -14,13 +17,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ ", did you mean `kl.mean`?" or nothing."""
+    """A space and "(did you mean `kl.mean`?)", or nothing."""
     near = nearest(word, known)
     return f" (did you mean `{near}`?)" if near else ""
 
 
 def one_of(choices: Sequence[object]) -> str:
-    """ "a", "a or b", "a, b or c"."""
+    """A list as a phrase: "a, b or c"."""
     words = [str(choice) for choice in choices]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
@@ -36,6 +39,11 @@ def shown(value: object) -> str:
     if isinstance(value, int | float):
         return f"`{value}`"
     return "a map" if isinstance(value, dict) else "a list"
+
+
+def quotes_hint(value: object) -> str:
+    """ ": remove the quotes" after a number that was written as text, else nothing."""
+    return ": remove the quotes" if isinstance(value, str) and _NUMBER.fullmatch(value) else ""
 
 
 def _plain(word: str) -> str:

@@ -52,12 +52,13 @@ def build_report(
         format_name: the checkpoint format of the result ("compressed-tensors", "gptq", "safetensors").
         created: ISO 8601 time, or None. The only time in a report.
     """
+    parts = tuple(measurement_part(m) for m in measurements)
     return Report(
         tool=Tool(version=__version__),
         created=created,
         verdict=verdict_part(verdict),
-        measurements=tuple(measurement_part(m) for m in measurements),
-        remarks=remarks(measurements, steps, format_name=format_name, proved=proof is not None),
+        measurements=parts,
+        remarks=remarks(parts, steps, format_name=format_name, proved=proof is not None),
         steps=tuple(step_part(step) for step in steps),
         proof=None if proof is None else plain(proof),
         inputs=inputs,
@@ -79,8 +80,8 @@ def verdict_part(verdict: Verdict) -> VerdictPart:
 
 def gate_part(result: GateResult) -> GatePart:
     gate, measurement = result.gate, result.measurement
-    bounds = {} if measurement is None else measurement.one_sided
-    bound = bounds.get(gate.level) if gate.level is not None else None
+    bounds = () if measurement is None or gate.level is None else measurement.one_sided.items()
+    bound = next((bound_part(level, ends) for level, ends in bounds if math.isclose(level, gate.level or 0)), None)
     return GatePart(
         expression=gate.expression,
         metric=gate.metric,
@@ -89,7 +90,7 @@ def gate_part(result: GateResult) -> GatePart:
         unit=METRICS[gate.metric].unit,
         threshold=finite(gate.value),
         level=gate.level,
-        bound=None if bound is None or gate.level is None else bound_part(gate.level, bound),
+        bound=bound,
         interval=None if measurement is None else interval_part(measurement.interval),
         reason=result.reason,
         line=gate.line,

@@ -28,11 +28,11 @@ def quantity(value: float | None, unit: str, digits: int = 4) -> str:
 
 
 def plain(value: float, unit: str, digits: int = 4) -> str:
-    """The number alone, with the digits its unit deserves."""
+    """The number alone, with the digits its unit deserves: ratios below 10 have three decimals."""
     if value.is_integer() and (abs(value) >= 1000 or unit in ("B", "")):
         return f"{value:,.0f}"
-    if unit == "x":
-        return significant(value, min(digits, 3)) if digits <= 4 else significant(value, digits)
+    if unit == "x" and digits == 4 and 0.1 <= abs(value) < 10:
+        return f"{value:.3f}"
     return significant(value, digits)
 
 
@@ -40,13 +40,25 @@ def with_unit(number: str, unit: str) -> str:
     return f"{number}{unit}" if unit == "x" else f"{number} {unit}".rstrip()
 
 
+def interval_decimals(low: float, high: float) -> int | None:
+    """Decimals that show half the width of an interval with two digits; None when it has no width."""
+    half = (high - low) / 2
+    return None if half <= 0 or not math.isfinite(half) else max(0, 1 - math.floor(math.log10(half)))
+
+
 def span(low: float, high: float, unit: str = "") -> str:
-    """An interval: `[0.0310, 0.0374]`, with digits enough to show that the ends differ."""
-    for digits in range(3, MAX_DIGITS + 1):
-        ends = plain(low, unit, digits), plain(high, unit, digits)
-        if ends[0] != ends[1] or low == high:
-            break
-    return f"[{ends[0]}, {ends[1]}]"
+    """An interval: `[0.0310, 0.0374]`."""
+    decimals = interval_decimals(low, high)
+    if decimals is None:
+        return f"[{plain(low, unit)}, {plain(high, unit)}]"
+    return f"[{low:,.{decimals}f}, {high:,.{decimals}f}]"
+
+
+def estimate(value: float, low: float, high: float, unit: str) -> tuple[str, str]:
+    """A number with its unit, with the decimals of its interval, and the interval: `0.0342 nats`, `[0.031, 0.037]`."""
+    decimals = interval_decimals(low, high)
+    number = plain(value, unit) if decimals is None else f"{value:,.{decimals}f}"
+    return with_unit(number, unit), span(low, high, unit)
 
 
 def beside(value: float | None, bound: float | None, unit: str) -> str:
@@ -58,10 +70,3 @@ def beside(value: float | None, bound: float | None, unit: str) -> str:
         if value == bound or shown != plain(bound, unit, digits):
             break
     return with_unit(shown, unit)
-
-
-def size(megabytes: float) -> str:
-    """A size given in MB (10^6 bytes) in the unit a person would choose."""
-    if megabytes >= 1000:
-        return f"{significant(megabytes / 1000, 4)} GB"
-    return f"{significant(megabytes, 4)} MB"

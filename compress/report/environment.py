@@ -14,11 +14,9 @@ from compress.plan.machine import machine
 def environment() -> dict[str, Any]:
     """Versions, CPU, threads, memory (bytes) and GPUs. Torch is asked only when the run has imported it."""
     here = machine(gpus=True)
-    versions = {package.name: version_of(package.name) for package in PACKAGES}
-    versions["numpy"] = version_of("numpy")
+    extras = {package.name: version_of(package.name) for package in PACKAGES if not package.base}
     return {
-        "python": platform.python_version(),
-        "versions": {name: version for name, version in sorted(versions.items()) if version is not None},
+        "versions": versions() | {name: version for name, version in extras.items() if version is not None},
         "platform": platform.platform(),
         "cpu": here.cpu,
         "instruction_sets": list(here.instruction_sets),
@@ -31,6 +29,13 @@ def environment() -> dict[str, Any]:
         "memory_total_bytes": here.memory_total,
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_total} for gpu in here.gpus or ()],
     }
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that a result's bytes can depend on, by name."""
+    names = ("numpy", *(package.name for package in PACKAGES if package.base))
+    found = {name: version_of(name) for name in sorted(names)}
+    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
 
 
 def threads() -> dict[str, int | str | None]:

@@ -14,6 +14,7 @@ from compress.report.views import (
     layers,
     left_alone,
     measured,
+    ordered,
     quality_rows,
     speed_ratio_table,
     speed_table,
@@ -21,8 +22,8 @@ from compress.report.views import (
     worst_layers,
 )
 
-BADGES = {"PASS": ":white_check_mark:", "FAIL": ":x:", "INCONCLUSIVE": ":grey_question:"}
-LAYER_HEADERS = ("layer", "shape", "scheme", "by", "error", "round-to-nearest", "left alone because")
+BADGES = {"PASS": "\u2705", "FAIL": "\u274c", "INCONCLUSIVE": "\u2754"}
+LAYER_HEADERS = ("layer", "shape", "scheme", "by", "error", "round-to-nearest", "notes")
 
 
 def report_markdown(report: Report) -> str:
@@ -35,7 +36,7 @@ def report_markdown(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - Markdown, not HTML; `prose` and `cell` escape what came from outside
+        autoescape=False,  # Markdown, not HTML: `prose` and `cell` escape what came from outside
     )
     environment.filters |= {"prose": prose, "cell": cell, "code": code}
     text = environment.get_template("report.md.j2").render(**context(report))
@@ -57,17 +58,16 @@ def context(report: Report) -> dict[str, Any]:
         ],
         "quality_headers": ("", "original", "result", "compared") + (("noise floor",) if floors else ()),
         "quality": [
-            (row.label, row.original, row.result, row.change) + ((row.floor,) if floors else ())
-            for row in quality
+            (row.label, row.original, row.result, row.change) + ((row.floor,) if floors else ()) for row in quality
         ],
         "speed": speed,
         "ratios": ratios,
         "conditions": speed.conditions or ratios.conditions,
-        "layers": [layer_cells(layer) for layer in layers(report)],
+        "layers": [layer_cells(layer) for layer in layers(report) if layer.skipped is None],
         "worst": [layer_cells(layer) for layer in worst_layers(report)],
         "layer_headers": LAYER_HEADERS,
         "alone": left_alone(report),
-        "proof": facts(report.proof or {}),
+        "proof": proof_rows(report.proof or {}),
         "origin": origin(report),
         "measurements": [measurement_cells(m) for m in report.measurements],
         "definitions": {m.metric: m.definition for m in report.measurements},
@@ -91,8 +91,11 @@ def origin(report: Report) -> list[tuple[Any, Any]]:
     return [(key, value) for key, value in rows.items() if value not in (None, "")]
 
 
-def facts(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(key.replace("_", " "), one_line(value)) for key, value in mapping.items() if value is not None]
+def proof_rows(proof: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The proof's figures, then its checks one by one."""
+    rows = [(k.replace("_", " "), one_line(v)) for k, v in proof.items() if k != "checks" and v is not None]
+    checks = [(c["name"], f"{'passed' if c['passed'] else 'FAILED'}: {c['detail']}") for c in proof.get("checks", ())]
+    return rows + checks
 
 
 def one_line(value: Any) -> str:
@@ -109,17 +112,15 @@ def one_line(value: Any) -> str:
 
 
 def layer_cells(layer: LayerPart) -> tuple[Any, ...]:
-    errors = (
-        "-" if value is None else significant(value, 3) for value in (layer.error_after, layer.error_before)
-    )
+    errors = ("-" if value is None else significant(value, 3) for value in (layer.error_after, layer.error_before))
     shape = " x ".join(map(str, layer.shape))
-    reason = "; ".join(filter(None, (layer.skipped, *layer.notes)))
-    return (Code(layer.name), shape, layer.scheme or "-", layer.algorithm or "-", *errors, reason)
+    scheme = layer.scheme or layer.target or "-"
+    return (Code(layer.name), shape, scheme, layer.algorithm or "-", *errors, "; ".join(layer.notes))
 
 
 def measurement_cells(m: MeasurementPart) -> tuple[Any, ...]:
     interval = f"{m.interval.level:.0%}, {m.interval.method}" if m.interval else ""
-    conditions = ", ".join(condition(key, one_line(value)) for key, value in m.conditions.items())
+    conditions = ", ".join(condition(key, one_line(m.conditions[key])) for key in ordered(m.conditions))
     value = measured(m) if m.value is not None else f"{quantity(None, m.unit)} ({m.note})"
     return (Code(m.metric), m.subject, value, interval, "" if m.count is None else f"{m.count:,}", conditions)
 
@@ -146,5 +147,9 @@ def code(value: Any) -> str:
 
 
 def prose(value: Any) -> str:
-    """Plain text on one line, with what Markdown and HTML would take for markup escaped."""
-    return re.sub(r"([\\`*_<&#\[\]])", r"\\\1", " ".join(str(value).split()))
+    """Plain text on one line; only what Markdown or HTML would take for markup is escaped."""
+    text = " ".join(str(value).split())
+    text = re.sub(r"([\\`*])", r"\\\1", text)
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
+    text = re.sub(r"<(?=[A-Za-z/!?])", r"\\<", text)
+    return re.sub(r"\](?=[(\[:])", r"\\]", text)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compress.records import Measurement, StepRecord
-from compress.report.digits import quantity, span
+from compress.records import StepRecord
+from compress.report.digits import quantity
+from compress.report.schema import MeasurementPart
+from compress.report.views import dtypes_in_words, fairest, measured
 
-PAIRED = "result/original"
 TIMES = {
     "latency.ttft.ratio": "the first token",
     "latency.tpot.ratio": "each further token",
@@ -17,13 +18,14 @@ FIDELITY = ("kl.mean", "perplexity", "perplexity.ratio", "cosine.mean")
 WHY_NOT_FASTER = {
     "compressed-tensors": "stock transformers expands these weights to dense matrices before it multiplies; "
     "a gain in speed needs an engine with packed kernels (vLLM)",
-    "gptq": "without a packed kernel for this machine the weights are expanded to dense matrices first",
+    "gptq": "it was timed on dense matrices expanded from these weights; a gain in speed needs packed kernels "
+    "(gptqmodel, vLLM)",
     "safetensors": "the same dense arithmetic runs in another dtype",
 }
 
 
 def remarks(
-    measurements: Sequence[Measurement], steps: Sequence[StepRecord], *, format_name: str, proved: bool
+    measurements: Sequence[MeasurementPart], steps: Sequence[StepRecord], *, format_name: str, proved: bool
 ) -> tuple[str, ...]:
     """All remarks on a run, the weightiest first."""
     return (
@@ -40,7 +42,7 @@ def proof_remark(proved: bool) -> list[str]:
     return [] if proved else ["not proved: no fresh process has loaded this result and compared it"]
 
 
-def missing_remarks(measurements: Sequence[Measurement]) -> list[str]:
+def missing_remarks(measurements: Sequence[MeasurementPart]) -> list[str]:
     """What was not measured, and what could not be."""
     metrics = {m.metric for m in measurements if m.value is not None}
     lines = []
@@ -48,41 +50,32 @@ def missing_remarks(measurements: Sequence[Measurement]) -> list[str]:
         lines.append("accuracy was not measured: nothing here says how close the result is to the original")
     if not metrics.intersection(TIMES):
         lines.append("speed was not measured: nothing here says that the result is faster")
-    lines += [
-        f"{m.metric} of {m.subject} could not be measured: {m.note}"
-        for m in measurements
-        if m.value is None and m.note
-    ]
+    lines += [f"{m.metric} of {m.subject} has no value: {m.note}" for m in measurements if m.value is None and m.note]
     return lines
 
 
-def speed_remarks(measurements: Sequence[Measurement], format_name: str) -> list[str]:
-    """For each ratio of times that does not show a gain: that it does not, and why."""
-    lines: dict[str, None] = {}
-    for m in measurements:
-        if m.metric not in TIMES or m.subject != PAIRED or m.value is None:
-            continue
-        line = speed_remark(m, m.value)
-        if line:
-            lines[line] = None
-    if not lines:
-        return []
+def speed_remarks(measurements: Sequence[MeasurementPart], format_name: str) -> list[str]:
+    """For each kind of time that shows no gain in the fairest comparison: that it does not, and why."""
+    ratios = [ratio for metric in TIMES if (ratio := fairest(measurements, metric)) is not None]
+    lines = [line for ratio in ratios if (line := speed_remark(ratio)) is not None]
     reason = WHY_NOT_FASTER.get(format_name)
-    return [*lines, f"why not faster: {reason}"] if reason else [*lines]
+    return [*lines, f"why not faster: {reason}"] if lines and reason else lines
 
 
-def speed_remark(ratio: Measurement, value: float) -> str | None:
+def speed_remark(ratio: MeasurementPart) -> str | None:
     """None when the whole interval of result / original lies below 1."""
+    value = ratio.value or 0.0
     low, high = (ratio.interval.low, ratio.interval.high) if ratio.interval else (value, value)
     if high < 1:
         return None
-    where = f" in {ratio.conditions['dtype']}" if "dtype" in ratio.conditions else ""
-    what = f"{TIMES[ratio.metric]} takes {quantity(value, 'x')} the original's time{where}"
-    figures = f"{what} {span(low, high, 'x')}" if ratio.interval else what
-    return f"slower: {figures}" if low > 1 else f"not faster: {figures}, which includes 1"
+    words = dtypes_in_words(ratio)
+    number, _, ends = measured(ratio).partition(" ")
+    figures = f"{TIMES[ratio.metric]} takes {number} the original's time {ends}".rstrip()
+    figures += f" ({words})" if words else ""
+    return f"slower: {figures}" if low > 1 else f"not faster: {figures}, no difference shown"
 
 
-def memory_remarks(measurements: Sequence[Measurement]) -> list[str]:
+def memory_remarks(measurements: Sequence[MeasurementPart]) -> list[str]:
     """Says so when running the result takes no less memory than the original at its smallest."""
     peaks: dict[str, list[float]] = {"original": [], "result": []}
     for m in measurements:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from compress.errors import MissingResourceError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 

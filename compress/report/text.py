@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement as Width
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -33,7 +36,7 @@ def report_text(report: Report, *, report_path: str | None = None) -> Renderable
     """Verdict, gates, before and after, what was left alone, the worst layers, remarks, paths: in this order."""
     parts: list[RenderableType] = [verdict_lines(report)]
     if report.verdict.gates:
-        parts.append(section("Gates", gate_table(report)))
+        parts.append(section("Gates", *gate_parts(report)))
     if quality_rows(report):
         parts.append(section("Original and result", quality_table(report)))
     speed = speed_table(report), speed_ratio_table(report)
@@ -43,35 +46,47 @@ def report_text(report: Report, *, report_path: str | None = None) -> Renderable
         parts.append(section("Layers", *layer_parts(report)))
     if report.remarks:
         parts.append(section("Remarks", bullets(report.remarks)))
-    parts.append(section("Where", paths(report, report_path)))
+    parts.append(section("Result", paths(report, report_path)))
     return Group(*parts)
 
 
 def section(title: str, *body: RenderableType) -> RenderableType:
-    return Group(Text(), Text(title, style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in body))
+    indented = (Padding(part, (0, 0, 0, 2), expand=False) for part in body)
+    return Group(Text(), Text(title, style="bold"), *indented)
 
 
 def verdict_lines(report: Report) -> RenderableType:
-    """`PASS  0.313x size, 1.31x decode speed [1.27, 1.35], KL 0.0342 nats`, and the headline under it."""
-    outcome = report.verdict.outcome
-    first = Text.assemble((outcome, STYLES[outcome]), "  ", summary(report) or report.verdict.headline)
-    if not summary(report):
-        return first
-    return Group(first, Padding(Text(report.verdict.headline), (0, 0, 0, len(outcome) + 2)))
+    """The headline (a failing gate is named in it), and under it what the run bought and what it cost."""
+    headline = Text(report.verdict.headline)
+    headline.highlight_words([report.verdict.outcome], STYLES[report.verdict.outcome])
+    figures = summary(report)
+    return Group(headline, Text(figures)) if figures else headline
 
 
-def gate_table(report: Report) -> Table:
+def gate_parts(report: Report) -> list[RenderableType]:
+    """The gates as a table, and the reasons that the headline does not already give."""
     table = plain_table(("verdict", "left"), ("asked", "left"), ("measured", "right"), ("interval", "left"))
-    table.add_column("why", ratio=1, overflow="fold")
-    table.expand = False
+    lines = any(row.line for row in gate_rows(report))
+    if lines:
+        table.add_column("recipe", justify="right")
     for row in gate_rows(report):
-        table.add_row(
-            Text(row.outcome, style=STYLES[row.outcome]), row.asked, row.measured, row.interval, row.reason
-        )
-    return table
+        outcome = Text(row.outcome, style=STYLES[row.outcome])
+        cells = (row.asked, row.measured, row.interval)
+        table.add_row(outcome, *map(Text, (*cells, row.line) if lines else cells))
+    open_reasons = [
+        f"{row.asked}: {row.reason}"
+        for row in gate_rows(report)
+        if row.outcome != "PASS" and row.reason not in report.verdict.headline
+    ]
+    return [table, bullets(open_reasons)] if open_reasons else [table]
 
 
-def quality_table(report: Report) -> Table:
+def quality_table(report: Report) -> RenderableType:
+    """Intervals beside their values where there is room for it, else under them."""
+    return FirstThatFits((quality_columns(report, " "), quality_columns(report, "\n")))
+
+
+def quality_columns(report: Report, gap: str) -> Table:
     rows = quality_rows(report)
     floors = any(row.floor != "-" for row in rows)
     table = plain_table(("", "left"), ("original", "right"), ("result", "right"), ("compared", "right"))
@@ -79,8 +94,25 @@ def quality_table(report: Report) -> Table:
         table.add_column("noise floor", justify="right")
     for row in rows:
         cells = [row.label, row.original, row.result, row.change]
-        table.add_row(*map(Text, [*cells, row.floor] if floors else cells))
+        table.add_row(*interval_cells([*cells, row.floor] if floors else cells, gap))
     return table
+
+
+def interval_cells(cells: Iterable[str], gap: str) -> list[Text]:
+    """Cells with `gap` between a value and its interval."""
+    return [Text(cell.replace(" [", f"{gap}[")) for cell in cells]
+
+
+@dataclass(frozen=True)
+class FirstThatFits:
+    """Shows the first of several renderings that is not too wide, else the last."""
+
+    choices: tuple[RenderableType, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unlimited = options.update(max_width=10_000)
+        fitting = (c for c in self.choices if Width.get(console, unlimited, c).maximum <= options.max_width)
+        yield next(fitting, self.choices[-1])
 
 
 def speed_parts(speed: SpeedTable, ratios: SpeedTable) -> list[RenderableType]:
@@ -88,14 +120,20 @@ def speed_parts(speed: SpeedTable, ratios: SpeedTable) -> list[RenderableType]:
     for table in (speed, ratios):
         if not table.rows:
             continue
-        drawn = plain_table(("", "left"), *((header, "right") for header in table.headers))
-        for row in table.rows:
-            drawn.add_row(*map(Text, row))
-        parts.append(drawn)
+        if parts:
+            parts.append(Text(" "))
+        parts.append(FirstThatFits((speed_columns(table, " "), speed_columns(table, "\n"))))
     conditions = speed.conditions or ratios.conditions
     if conditions:
         parts.append(Text(f"measured with: {conditions}", style="dim"))
     return parts
+
+
+def speed_columns(table: SpeedTable, gap: str) -> Table:
+    drawn = plain_table((table.headers[0], "left"), *((header, "right") for header in table.headers[1:]))
+    for row in table.rows:
+        drawn.add_row(*interval_cells(row, gap))
+    return drawn
 
 
 def layer_parts(report: Report) -> list[RenderableType]:
@@ -109,10 +147,10 @@ def layer_parts(report: Report) -> list[RenderableType]:
         parts.append(Text(line))
     alone = left_alone(report)
     if alone:
-        parts += [Text(), Text("left alone"), bullets(left_alone_line(group) for group in alone)]
+        parts += [Text(" "), Text("left alone:"), bullets(left_alone_line(group) for group in alone)]
     worst = worst_layers(report)
     if worst:
-        parts += [Text(), Text("largest relative output error"), worst_table(report)]
+        parts += [Text(" "), Text("largest relative output error (rtn: that of plain rounding):"), worst_table(report)]
     return parts
 
 
@@ -137,9 +175,19 @@ def paths(report: Report, report_path: str | None) -> RenderableType:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    if report.proof is not None:
+        table.add_row("proof", Text(proof_line(report.proof)))
     table.add_row("checkpoint", Text(report.output))
     table.add_row("report", Text(report_path or str(PurePath(report.output) / "report" / "report.json")))
     return table
+
+
+def proof_line(proof: Mapping[str, Any]) -> str:
+    """`transformers 5.24.0 in a fresh process: 6 checks passed, KL 3.10e-09 nats over 512 tokens`."""
+    parts = [f"{len(proof['checks'])} checks passed"] if "checks" in proof else []
+    if proof.get("kl_mean") is not None:
+        parts.append(f"KL {significant(proof['kl_mean'], 3)} nats over {proof.get('tokens', 0):,} tokens")
+    return f"{proof.get('method', 'loaded')} in a fresh process: {', '.join(parts)}"
 
 
 def bullets(lines: Iterable[str]) -> RenderableType:
@@ -154,7 +202,7 @@ def bullets(lines: Iterable[str]) -> RenderableType:
 
 def plain_table(*columns: tuple[str, str]) -> Table:
     """A table with a line under its header and nothing else; cells fold instead of losing their ends."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name, justify in columns:
         table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
     return table

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compress.report.digits import NOT_MEASURED, beside, quantity, span
+from compress.report.digits import NOT_MEASURED, beside, estimate, quantity, span
 from compress.report.schema import GatePart, LayerPart, MeasurementPart, Report
 
 PAIRED = "result/original"
@@ -17,14 +17,14 @@ WORST_LAYERS = 5
 QUALITY_LABELS = {
     "size": "weight files",
     "parameters": "parameters",
-    "bits_per_weight": "bits per weight",
+    "bits_per_weight": "bits/weight",
     "perplexity": "perplexity",
     "kl.mean": "KL, mean",
     "kl.median": "KL, median",
-    "kl.p99": "KL, 99th pct",
-    "top1.agreement": "same top token",
+    "kl.p99": "KL, p99",
+    "top1.agreement": "same top-1",
     "cosine.mean": "cosine, mean",
-    "cosine.p5": "cosine, 5th pct",
+    "cosine.p5": "cosine, p5",
 }
 RATIO_OF = {"size": "size.ratio", "perplexity": "perplexity.ratio"}
 SPEED_LABELS = {
@@ -38,16 +38,25 @@ SPEED_RATIOS = {
     "latency.tpot.ratio": "per token",
     "latency.forward.ratio": "forward pass",
 }
-CONDITION_ORDER = ("dtype", "engine", "device")
+CONDITION_ORDER = ("dtype", "engine", "device", "threads", "batch", "prompt", "new_tokens")
+SPEAKING = ("dtype", "engine", "device")
+"""Conditions whose value needs no name beside it."""
+TELLING_APART = ("dtype", "engine")
+"""Conditions that name a row where they differ."""
+FASTEST = "fastest original"
+"""What a comparison says of itself when the original ran in the dtype it is fastest in."""
 
 
 @dataclass(frozen=True)
 class GateRow:
+    """One gate; `line` is "line 23" of the recipe, or empty."""
+
     outcome: str
     asked: str
     measured: str
     interval: str
     reason: str
+    line: str
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class QualityRow:
 
 @dataclass(frozen=True)
 class SpeedTable:
-    """Columns of `headers`, one row for each way a model was run; `conditions` hold for all rows."""
+    """One row for each way a model was run, its name first; `conditions` hold for all rows."""
 
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -84,10 +93,11 @@ def gate_rows(report: Report) -> tuple[GateRow, ...]:
     return tuple(
         GateRow(
             outcome=gate.outcome,
-            asked=gate.expression if gate.line is None else f"{gate.expression} (line {gate.line})",
+            asked=gate.expression,
             measured=beside(gate.value, gate.threshold, gate.unit),
             interval=gate_interval(gate),
             reason=gate.reason,
+            line="" if gate.line is None else f"line {gate.line}",
         )
         for gate in report.verdict.gates
     )
@@ -103,11 +113,7 @@ def gate_interval(gate: GatePart) -> str:
 def find(report: Report, metric: str, subject: str | None = None) -> MeasurementPart | None:
     """The first measurement of `metric` (of `subject`) that has a value."""
     return next(
-        (
-            m
-            for m in report.measurements
-            if m.metric == metric and m.value is not None and subject in (None, m.subject)
-        ),
+        (m for m in report.measurements if m.metric == metric and m.value is not None and subject in (None, m.subject)),
         None,
     )
 
@@ -116,10 +122,10 @@ def measured(measurement: MeasurementPart | None) -> str:
     """`0.0342 nats [0.0310, 0.0374]`."""
     if measurement is None or measurement.value is None:
         return NOT_MEASURED
-    text = quantity(measurement.value, measurement.unit)
     if measurement.interval is None:
-        return text
-    return f"{text} {span(measurement.interval.low, measurement.interval.high, measurement.unit)}"
+        return quantity(measurement.value, measurement.unit)
+    low, high = measurement.interval.low, measurement.interval.high
+    return " ".join(estimate(measurement.value, low, high, measurement.unit))
 
 
 def is_floor(measurement: MeasurementPart) -> bool:
@@ -164,26 +170,36 @@ def speed_table(report: Report) -> SpeedTable:
 
 
 def speed_ratio_table(report: Report) -> SpeedTable:
-    """Paired ratios of times, with their intervals."""
+    """Paired ratios of times, with their intervals; a row for the noise floor where it was measured."""
     own = [m for m in report.measurements if m.metric in SPEED_RATIOS]
-    return pivot(own, SPEED_RATIOS, lambda m, name: f"{m.subject.replace('/', ' / ')} {name}".strip())
+
+    def row_name(m: MeasurementPart, _name: str) -> str:
+        pair = dtypes(m)
+        if is_floor(m):
+            return f"noise floor, {pair[0]}" if pair else "noise floor"
+        return " / ".join(pair) if pair else m.subject.replace("/", " / ")
+
+    return pivot(own, SPEED_RATIOS, row_name, corner="result / original")
 
 
-def pivot(own: Sequence[MeasurementPart], labels: Mapping[str, str], row_name: Any) -> SpeedTable:
+def pivot(
+    own: Sequence[MeasurementPart],
+    labels: Mapping[str, str],
+    row_name: Callable[[MeasurementPart, str], str],
+    corner: str = "",
+) -> SpeedTable:
     """A table with one column for each metric that occurs and one row for each subject and condition."""
     names = condition_names(own)
     present = [metric for metric in labels if any(m.metric == metric for m in own)]
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     for m in own:
         cells[row_name(m, names[id(m)])][m.metric] = measured(m)
-    rows = tuple(
-        (name, *(row.get(metric, NOT_MEASURED) for metric in present)) for name, row in cells.items()
-    )
+    rows = tuple((name, *(row.get(metric, NOT_MEASURED) for metric in present)) for name, row in cells.items())
     shared = common_conditions(own)
     return SpeedTable(
-        headers=tuple(labels[metric] for metric in present),
+        headers=(corner, *(labels[metric] for metric in present)),
         rows=rows,
-        conditions=", ".join(condition(key, value) for key, value in shared.items()),
+        conditions=", ".join(condition(key, shared[key]) for key in CONDITION_ORDER if key in shared),
     )
 
 
@@ -192,9 +208,7 @@ def condition_names(measurements: Sequence[MeasurementPart]) -> dict[int, str]:
     shared = common_conditions(measurements)
     return {
         id(m): ", ".join(
-            condition(key, m.conditions[key])
-            for key in ordered(m.conditions)
-            if key not in shared and not isinstance(m.conditions[key], dict | list)
+            condition(key, m.conditions[key]) for key in TELLING_APART if key in m.conditions and key not in shared
         )
         for m in measurements
     }
@@ -205,7 +219,7 @@ def common_conditions(measurements: Sequence[MeasurementPart]) -> dict[str, Any]
     seen: dict[str, list[Any]] = defaultdict(list)
     for m in measurements:
         for key, value in m.conditions.items():
-            if not isinstance(value, dict | list) and value not in seen[key]:
+            if value is not None and not isinstance(value, dict | list) and value not in seen[key]:
                 seen[key].append(value)
     return {key: seen[key][0] for key in ordered(seen) if len(seen[key]) == 1}
 
@@ -217,7 +231,7 @@ def ordered(keys: Iterable[str]) -> list[str]:
 
 def condition(key: str, value: Any) -> str:
     """`float32` for what speaks for itself, `new tokens 48` for the rest."""
-    return str(value) if key in CONDITION_ORDER else f"{key.replace('_', ' ')} {value}"
+    return str(value) if key in SPEAKING else f"{key.replace('_', ' ')} {value}"
 
 
 def layers(report: Report) -> tuple[LayerPart, ...]:
@@ -230,9 +244,7 @@ def left_alone(report: Report) -> tuple[LeftAlone, ...]:
     for layer in layers(report):
         if layer.skipped is not None:
             groups[layer.skipped].append(layer.name)
-    found = [
-        LeftAlone(reason, len(names), tuple(Counter(map(pattern, names)))) for reason, names in groups.items()
-    ]
+    found = [LeftAlone(reason, len(names), tuple(Counter(map(pattern, names)))) for reason, names in groups.items()]
     return tuple(sorted(found, key=lambda group: (-group.count, group.reason)))
 
 
@@ -254,7 +266,7 @@ def summary(report: Report) -> str:
     if size:
         parts.append(f"{quantity(size.value, 'x')} size")
     for metric, name in (("latency.tpot.ratio", "decode"), ("latency.forward.ratio", "forward")):
-        ratio = least_favourable(report, metric)
+        ratio = fairest(report.measurements, metric)
         if ratio:
             parts.append(speed(ratio, name))
     for metric, name in (("kl.mean", "KL"), ("cosine.mean", "cosine")):
@@ -264,16 +276,38 @@ def summary(report: Report) -> str:
     return ", ".join(parts)
 
 
-def least_favourable(report: Report, metric: str) -> MeasurementPart | None:
-    """The largest ratio of times: the comparison with the original at its fastest, which is the fair one."""
-    ratios = [m for m in report.measurements if m.metric == metric and m.subject == PAIRED and m.value]
+def fairest(measurements: Sequence[MeasurementPart], metric: str) -> MeasurementPart | None:
+    """The result at its fastest against the original at its fastest: each as its user would run it.
+
+    Where no comparison says that it is with the fastest original, the worst one counts.
+    """
+    ratios = [m for m in measurements if m.metric == metric and m.subject == PAIRED and m.value]
+    fastest = [m for m in ratios if FASTEST in str(m.conditions.get("comparison", ""))]
+    if fastest:
+        return min(fastest, key=lambda m: m.value or 0.0)
     return max(ratios, key=lambda m: m.value or 0.0, default=None)
+
+
+def dtypes(ratio: MeasurementPart) -> tuple[str, str] | None:
+    """The dtypes the result and the original ran in, or None where they are not known."""
+    dtype = ratio.conditions.get("dtype")
+    return None if dtype is None else (str(dtype), str(ratio.conditions.get("original_dtype", dtype)))
+
+
+def dtypes_in_words(ratio: MeasurementPart) -> str:
+    """`both in bfloat16`, `result in float32, original in bfloat16`, or empty."""
+    pair = dtypes(ratio)
+    if pair is None:
+        return ""
+    return f"both in {pair[0]}" if pair[0] == pair[1] else f"result in {pair[0]}, original in {pair[1]}"
 
 
 def speed(ratio: MeasurementPart, name: str) -> str:
     """A ratio of times as the speed a person asks for: `1.31x decode speed [1.27, 1.35]`."""
     value = ratio.value or 0.0
-    text = f"{quantity(1 / value, 'x')} {name} speed"
-    if ratio.interval and ratio.interval.low > 0:
-        text += f" {span(1 / ratio.interval.high, 1 / ratio.interval.low, 'x')}"
-    return f"{text} ({ratio.conditions['dtype']})" if "dtype" in ratio.conditions else text
+    words = dtypes_in_words(ratio)
+    where = f" ({words})" if words else ""
+    if ratio.interval is None or ratio.interval.low <= 0:
+        return f"{quantity(1 / value, 'x')} {name} speed{where}"
+    number, ends = estimate(1 / value, 1 / ratio.interval.high, 1 / ratio.interval.low, "x")
+    return f"{number} {name} speed {ends}{where}"

@@ -1,7 +1,7 @@
 """The reference path: a result folder as an ordinary dense model, computing what stock loaders compute.
 
-Weights are dequantized by the independent reader. Where a layer's inputs are rounded at run time (W8A8), they are
-rounded here by compressed-tensors' own functions, so the reference answers as stock transformers does.
+Weights are dequantized by the independent reader. Where a layer's inputs are rounded at run time (W8A8), they
+are rounded here by compressed-tensors' own functions, so the reference answers as stock transformers does.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def load_reference(
 
 
 def _module(model: PreTrainedModel, name: str) -> torch.nn.Module:
-    """The module whose tensors begin with `name` in the file, which may lack the base model's prefix or add it."""
+    """The module whose tensors the file calls `name`, with or without the base model's prefix."""
     prefix = f"{model.base_model_prefix}."
-    modules = dict(model.named_modules())
+    modules: dict[str, torch.nn.Module] = dict(model.named_modules())
     for candidate in (name, prefix + name, name.removeprefix(prefix)):
         if candidate in modules:
             return modules[candidate]

@@ -95,9 +95,7 @@ def test_share_of_a_mixed_sample_uses_the_bootstrap() -> None:
     assert found.value == hits.mean()
     assert found.interval is not None
     assert "bootstrap" in found.interval.method
-    assert found.interval.high - found.interval.low == pytest.approx(
-        2 * 1.96 * 0.4 / math.sqrt(1000), rel=0.3
-    )
+    assert found.interval.high - found.interval.low == pytest.approx(2 * 1.96 * 0.4 / math.sqrt(1000), rel=0.3)
 
 
 def test_a_share_of_one_is_not_certain() -> None:
@@ -219,9 +217,7 @@ def test_order_statistics_bound_the_median_exactly() -> None:
         (0.99, 0.99, 5, 1307),
     ],
 )
-def test_counts_for_percentiles_are_the_published_ones(
-    p: float, confidence: float, over: int, expected: int
-) -> None:
+def test_counts_for_percentiles_are_the_published_ones(p: float, confidence: float, over: int, expected: int) -> None:
     assert count_for_percentile(p, confidence=confidence, over=over) == expected
 
 

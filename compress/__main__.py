@@ -1,0 +1,16 @@
+"""`python -m compress` and the `compress` command."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line and exits with its code."""
+    from compress.cli.app import app
+
+    sys.exit(app(standalone_mode=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""`compress quantize MODEL --target int4`: a recipe from options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from compress.cli.options import Device, Json, Overwrite, Quiet, TrustRemoteCode, Verbose, finish, run_recipe
+from compress.cli.terminal import Terminal
+from compress.scheme import TARGETS
+
+_CALIBRATION, _EVALUATION, _BENCH = "Calibration", "Evaluation", "Benchmark"
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, hub id, or hub id@revision.")],
+    target: Annotated[str, typer.Option("--target", "-t", help=f"One of {', '.join(TARGETS)}.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="DIR", help="Default: ./<model name>-<target>.")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="gptq or rtn. Default: gptq for int4, rtn for the others.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="compressed-tensors or gptq. Default: compressed-tensors.")
+    ] = None,
+    group_size: Annotated[
+        str | None, typer.Option(metavar="auto|-1|N", help="Input columns that share a scale; -1: a whole row.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Layers to leave alone, as well as the protected ones.")
+    ] = None,
+    damping: Annotated[float | None, typer.Option(help="gptq: share of the mean Hessian diagonal.")] = None,
+    max_shard_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Largest weight file: 5GB.")] = None,
+    calibration: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="default, a file, or a data set.", rich_help_panel=_CALIBRATION)
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Windows of text.", rich_help_panel=_CALIBRATION)] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens in each.", rich_help_panel=_CALIBRATION)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Windows on the device together.", rich_help_panel=_CALIBRATION)
+    ] = None,
+    evaluate: Annotated[
+        bool | None, typer.Option("--evaluate/--no-evaluate", help="Compare with the original on held-out text.")
+    ] = None,
+    evaluation: Annotated[str | None, typer.Option(metavar="TEXT", rich_help_panel=_EVALUATION)] = None,
+    evaluation_tokens: Annotated[str | None, typer.Option(metavar="N", rich_help_panel=_EVALUATION)] = None,
+    bench: Annotated[bool, typer.Option("--bench/--no-bench", help="Measure latency and memory.")] = True,
+    bench_seconds: Annotated[float | None, typer.Option(help="Measuring time.", rich_help_panel=_BENCH)] = None,
+    prompt: Annotated[int | None, typer.Option(help="Tokens in the prompt.", rich_help_panel=_BENCH)] = None,
+    new_tokens: Annotated[int | None, typer.Option(help="Tokens to generate.", rich_help_panel=_BENCH)] = None,
+    batch: Annotated[int | None, typer.Option(help="Prompts at once.", rich_help_panel=_BENCH)] = None,
+    gate: Annotated[
+        list[str] | None, typer.Option(metavar="EXPR", help='Condition on the result: "kl.mean <= 0.1". Repeatable.')
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Start of every random number.")] = None,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+    trust_remote_code: TrustRemoteCode = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Store the weights of a model in fewer bits, prove the result, measure it and judge it."""
+    terminal = Terminal(quiet=quiet, verbose=verbose > 0, json=json)
+    options: dict[str, Any] = {
+        "MODEL": model,
+        "--target": target,
+        "--output": output,
+        "--algorithm": algorithm,
+        "--format": format,
+        "--group-size": group_size,
+        "--skip": skip or None,
+        "--damping": damping,
+        "--max-shard-size": max_shard_size,
+        "--calibration": calibration,
+        "--samples": samples,
+        "--length": length,
+        "--batch-size": batch_size,
+        "--evaluate": evaluate,
+        "--evaluation": evaluation,
+        "--evaluation-tokens": evaluation_tokens,
+        "--bench": bench,
+        "--bench-seconds": bench_seconds,
+        "--prompt": prompt,
+        "--new-tokens": new_tokens,
+        "--batch": batch,
+        "--gate": gate or None,
+        "--seed": seed,
+    }
+
+    def load() -> Any:
+        from compress.recipe.source import recipe_from_options
+
+        return recipe_from_options(options)
+
+    finish(
+        terminal,
+        lambda: run_recipe(
+            terminal, load, overwrite=overwrite, device=device, trust_remote_code=trust_remote_code
+        ),
+    )

@@ -1,0 +1,151 @@
+"""The proof that a written folder is the model that was measured.
+
+It runs in a fresh process (`proof_worker.py`), because the one that wrote the folder still holds what it meant
+to write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import compress
+from compress.errors import BrokenResultError, MissingResourceError
+from compress.formats.layout import Shard
+
+Loader = Literal["stock", "reader"]
+_SHOWN = 3000
+"""Characters of a crashed worker's last words that the error repeats."""
+
+
+@dataclass(frozen=True)
+class ProofCheck:
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class ProofRecord:
+    """What was proved, and how.
+
+    Attributes:
+        method: what loaded the folder ("transformers 5.24.0", "independent reader").
+        kl_mean: mean KL divergence, in nats per token, from the measured model to the folder; None for
+            encoders.
+        max_logit_difference: largest difference of an output, as a share of the range of the outputs.
+        windows, tokens: what the two were compared on.
+    """
+
+    method: str
+    checks: tuple[ProofCheck, ...]
+    kl_mean: float | None
+    max_logit_difference: float | None
+    windows: int
+    tokens: int
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+
+def prove(
+    stage: Path,
+    *,
+    planned: Sequence[Shard],
+    weight_sha256: Mapping[str, str],
+    logits: Path,
+    kind: Literal["decoder", "encoder"],
+    loader: Loader,
+    trust_remote_code: bool,
+    source: Path | None = None,
+) -> ProofRecord:
+    """Loads the folder in a fresh process, in float32, and compares it with what was planned and measured.
+
+    Args:
+        planned: the weight files that must be there, and nothing else.
+        weight_sha256: {module name: hash of the weight, float32 [out, in], little-endian, C order}.
+        logits: safetensors file with `window.i` (int64 ids [T]) and `logits.i` (float32 [T, V]) of the
+            measured model; for an encoder its last hidden state.
+        loader: "stock" transformers, or the independent "reader" where transformers has no loader of its own.
+        source: the original's folder; if given, every tensor that was not quantized must equal the
+            original's, rounded at most to the dtype that was planned.
+
+    Raises:
+        BrokenResultError: a check failed, or the process died; lists what failed.
+        MissingResourceError: the process was killed, as it is when memory runs out.
+    """
+    job = {
+        "stage": str(stage),
+        "planned": [
+            {
+                "file": shard.file,
+                "nbytes": shard.nbytes,
+                "tensors": {tensor.name: [tensor.dtype, list(tensor.shape)] for tensor in shard.tensors},
+            }
+            for shard in planned
+        ],
+        "weight_sha256": dict(weight_sha256),
+        "logits": str(logits),
+        "kind": kind,
+        "loader": loader,
+        "trust_remote_code": trust_remote_code,
+        "source": None if source is None else str(source),
+        "threads": _threads(),
+    }
+    record = _record(_run(job))
+    failed = [f"{check.name}: {check.detail}" for check in record.checks if not check.passed]
+    if not record.passed:
+        raise BrokenResultError(
+            f"the written folder failed its proof ({record.method}):\n  " + "\n  ".join(failed),
+            hint="Nothing was published. If the disk and the memory are sound, please report this.",
+        )
+    return record
+
+
+def _run(job: Mapping[str, Any]) -> dict[str, Any]:
+    root = str(Path(compress.__file__).parents[1])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    process = subprocess.run(
+        # -P: a file of the user's working directory must not pass for one of ours.
+        [sys.executable, "-P", "-m", "compress.formats.proof_worker"],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=environment,
+        check=False,
+    )
+    if process.returncode == -signal.SIGKILL:
+        raise MissingResourceError(
+            "the process that proves the written folder was killed, most likely for want of memory.",
+            hint="Close other programs, or run on a machine with more memory.",
+        )
+    if process.returncode != 0:
+        raise BrokenResultError(
+            f"the written folder failed its proof: loading it ended with exit code {process.returncode}:\n"
+            + process.stderr[-_SHOWN:]
+        )
+    answer: dict[str, Any] = json.loads(process.stdout)
+    return answer
+
+
+def _record(answer: Mapping[str, Any]) -> ProofRecord:
+    checks = tuple(ProofCheck(**check) for check in answer["checks"])
+    return ProofRecord(**{**answer, "checks": checks})
+
+
+def _threads() -> int:
+    """The worker uses as many threads as this process, so that sums are taken in the same order."""
+    import torch
+
+    return torch.get_num_threads()

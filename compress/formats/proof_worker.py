@@ -1,0 +1,277 @@
+"""The process behind `proof.prove`: a job in JSON on stdin, what was found in JSON on stdout.
+
+The checks, in this order; a folder that fails one of the first three is not looked at further:
+
+    files        every planned tensor is there with its dtype and shape, and nothing else
+    original     tensors that were not quantized equal the original's
+    loading      the loader finds every weight that it expects and no other
+    outputs      finite, and equal to those of the measured model up to rounding
+    weights      dequantized weights equal ours, bit for bit
+    cache        greedy decoding with and without cache agrees (decoders)
+    tie          tied embeddings share their memory
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from transformers import DynamicCache, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from compress.divergence import token_kl
+from compress.errors import CompressError
+from compress.formats.proof import ProofCheck, ProofRecord
+from compress.formats.read import Reader
+from compress.model.checkpoint import open_checkpoint
+from compress.model.load import build_model, load_original
+from compress.model.safetensors_header import HeaderError, read_header
+
+KL_LIMIT = 1e-5
+"""Mean KL divergence, nats per token."""
+DIFFERENCE_LIMIT = 1e-3
+"""Largest difference of an output, and largest gap that passes for a tie, as shares of the outputs' range."""
+NEW_TOKENS = 16
+_LISTED = 10
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """How the outputs compare. `difference` is a share of `span`, the range of the measured outputs."""
+
+    finite: bool
+    kl_mean: float | None
+    difference: float
+    span: float
+    windows: int
+    tokens: int
+
+
+def main() -> None:
+    answer_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    # Whatever a library prints must not end up in the answer.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    record = run(json.load(sys.stdin))
+    with answer_to:
+        json.dump(asdict(record), answer_to)
+
+
+def run(job: Mapping[str, Any]) -> ProofRecord:
+    """All checks of one job; see `proof.prove` for its keys."""
+    torch.set_num_threads(job["threads"])
+    stage = Path(job["stage"])
+    stock = job["loader"] == "stock"
+    method = f"transformers {transformers.__version__}" if stock else "independent reader"
+    checks = [check_files(stage, job["planned"])]
+    if checks[-1].passed and job["source"] is not None:
+        checks.append(check_original(stage, Path(job["source"])))
+    if not all(check.passed for check in checks):
+        return ProofRecord(method, tuple(checks), None, None, 0, 0)
+    try:
+        model = load(stage, stock=stock, trust_remote_code=job["trust_remote_code"])
+    except CompressError as error:
+        checks.append(ProofCheck("loading", False, error.message))
+        return ProofRecord(method, tuple(checks), None, None, 0, 0)
+    checks.append(ProofCheck("loading", True, f"{type(model).__name__}, no weight missing or left over"))
+    decoder = job["kind"] == "decoder"
+    outputs = compare_outputs(model, Path(job["logits"]), decoder=decoder)
+    checks.append(check_outputs(outputs))
+    # compressed-tensors unpacks weights at the first forward pass, so this comes after it.
+    checks.append(check_weights(model, job["weight_sha256"]))
+    if decoder:
+        prompt = next(windows(Path(job["logits"])))[0]
+        checks.append(check_cache(model, prompt, outputs.span))
+    checks.append(check_tie(model))
+    return ProofRecord(method, tuple(checks), outputs.kl_mean, outputs.difference, outputs.windows, outputs.tokens)
+
+
+def load(stage: Path, *, stock: bool, trust_remote_code: bool) -> PreTrainedModel:
+    """The folder in float32, through stock `from_pretrained` or through the reader. Raises CompressError."""
+    if stock:
+        checkpoint = open_checkpoint(stage)
+        return load_original(checkpoint, dtype=torch.float32, device="cpu", trust_remote_code=trust_remote_code)
+    state = Reader(stage).state_dict(torch.float32)
+    return build_model(stage, state, dtype=torch.float32, device="cpu", trust_remote_code=trust_remote_code)
+
+
+def check_files(stage: Path, planned: list[dict[str, Any]]) -> ProofCheck:
+    """The weight files of the folder against the plan."""
+    faults = []
+    names = {shard["file"] for shard in planned}
+    faults += [f"{path.name} was not planned" for path in stage.glob("*.safetensors") if path.name not in names]
+    count = 0
+    for shard in planned:
+        path = stage / shard["file"]
+        try:
+            found = {tensor.name: [tensor.dtype, list(tensor.shape)] for tensor in read_header(path)}
+        except (HeaderError, OSError) as error:
+            faults.append(f"{path.name}: {error}")
+            continue
+        wanted = shard["tensors"]
+        count += len(wanted)
+        for name in sorted(found.keys() | wanted.keys()):
+            if found.get(name) != wanted.get(name):
+                faults.append(f"{name}: planned {_form(wanted.get(name))}, found {_form(found.get(name))}")
+        if path.stat().st_size != shard["nbytes"]:
+            faults.append(f"{path.name}: planned {shard['nbytes']} bytes, found {path.stat().st_size}")
+    return _check("files", faults, f"{count} tensors in {len(planned)} files, as planned")
+
+
+def check_original(stage: Path, source: Path) -> ProofCheck:
+    """Tensors with a name of the original's, other than quantized weights, against the original."""
+    try:
+        result, original = open_checkpoint(stage), open_checkpoint(source)
+        quantized = {f"{name}.weight" for name in Reader(stage).quantized_names}
+    except CompressError as error:
+        return ProofCheck("original", False, error.message)
+    kept = [name for name in result.tensors if name in original.tensors and name not in quantized]
+    lost = [name for name in original.tensors if name not in result.tensors and name not in quantized]
+    faults = [f"{name} is not in the folder" for name in lost]
+    for name in kept:
+        found = result.read(name)
+        expected = original.read(name).to(found.dtype)
+        if not torch.equal(_raw(found), _raw(expected)):
+            faults.append(f"{name} differs from the original's")
+    return _check("original", faults, f"{len(kept)} tensors equal the original's")
+
+
+def windows(path: Path) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(ids [T], measured outputs [T, V]) of each window in the file."""
+    with safe_open(path, framework="pt") as file:
+        count = sum(key.startswith("window.") for key in file.keys())  # noqa: SIM118 - no mapping
+        for index in range(count):
+            measured = file.get_tensor(f"logits.{index}")
+            yield file.get_tensor(f"window.{index}").reshape(-1), measured.reshape(-1, measured.shape[-1])
+
+
+@torch.inference_mode()
+def compare_outputs(model: PreTrainedModel, path: Path, *, decoder: bool) -> Outputs:
+    """The folder's outputs against the measured ones, window by window."""
+    finite, tokens, count = True, 0, 0
+    divergence, difference = 0.0, 0.0
+    lowest, highest = float("inf"), float("-inf")
+    for ids, measured in windows(path):
+        found = _outputs(model, ids, decoder=decoder)  # [T, V]
+        finite = finite and bool(found.isfinite().all())
+        difference = max(difference, float((found - measured).abs().max()))
+        lowest, highest = min(lowest, float(measured.min())), max(highest, float(measured.max()))
+        if decoder:
+            divergence += float(token_kl(measured, found).sum())
+        tokens += len(ids)
+        count += 1
+    span = highest - lowest
+    kl_mean = divergence / tokens if decoder else None
+    return Outputs(finite, kl_mean, difference / span, span, count, tokens)
+
+
+def check_outputs(outputs: Outputs) -> ProofCheck:
+    faults = []
+    if not outputs.finite:
+        faults.append("outputs are not finite")
+    # Written so that NaN fails.
+    if outputs.kl_mean is not None and not outputs.kl_mean <= KL_LIMIT:
+        faults.append(f"mean KL {outputs.kl_mean:.3g} nats, allowed {KL_LIMIT:g}")
+    if not outputs.difference <= DIFFERENCE_LIMIT:
+        faults.append(f"largest difference {outputs.difference:.3g} of the range, allowed {DIFFERENCE_LIMIT:g}")
+    divergence = "" if outputs.kl_mean is None else f"mean KL {outputs.kl_mean:.3g} nats, "
+    where = f"on {outputs.tokens} tokens in {outputs.windows} windows"
+    return _check("outputs", faults, f"{divergence}largest difference {outputs.difference:.3g} of the range {where}")
+
+
+def check_weights(model: PreTrainedModel, weight_sha256: Mapping[str, str]) -> ProofCheck:
+    """Weights of the loaded model, as float32 [out, in], against our hashes."""
+    modules = dict(model.named_modules())
+    faults = []
+    for name, expected in weight_sha256.items():
+        weight = getattr(modules.get(name), "weight", None)
+        if not isinstance(weight, torch.Tensor):
+            faults.append(f"{name}: the loaded model has no such weight")
+        elif _sha256(weight.T if isinstance(modules[name], Conv1D) else weight) != expected:
+            faults.append(f"{name}: the weight differs from ours")
+    return _check("weights", faults, f"{len(weight_sha256)} weights equal ours, bit for bit")
+
+
+def check_cache(model: PreTrainedModel, ids: torch.Tensor, span: float) -> ProofCheck:
+    """Greedy decoding with and without cache; they may part where the two best tokens are as good as tied."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * NEW_TOKENS
+    prompt = ids[: max(1, min(NEW_TOKENS, limit - NEW_TOKENS))].unsqueeze(0)
+    steps = min(NEW_TOKENS, limit - prompt.shape[1])
+    plain, logits = greedy(model, prompt, steps, use_cache=False)
+    cached, _ = greedy(model, prompt, steps, use_cache=True)
+    parting = next((step for step in range(steps) if plain[step] != cached[step]), None)
+    if parting is None:
+        return ProofCheck("cache", True, f"{steps} greedy tokens are the same with and without cache")
+    best, second = logits[parting].topk(2).values.tolist()
+    gap = (best - second) / span
+    detail = f"greedy decoding parts at token {parting + 1} of {steps}, where the gap is {gap:.3g} of the range"
+    return ProofCheck("cache", gap < DIFFERENCE_LIMIT, detail)
+
+
+@torch.inference_mode()
+def greedy(
+    model: PreTrainedModel, prompt: torch.Tensor, steps: int, *, use_cache: bool
+) -> tuple[list[int], list[torch.Tensor]]:
+    """The `steps` likeliest tokens after prompt [1, T], one by one, and the logits [V] each came from."""
+    ids, inputs = prompt, prompt
+    # transformers 5 renames the argument; both names are in use within the range that compress supports.
+    argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    memory = {argument: DynamicCache(config=model.config.get_text_config())} if use_cache else {}
+    tokens, logits = [], []
+    for _ in range(steps):
+        output = model(input_ids=inputs if use_cache else ids, use_cache=use_cache, **memory)
+        last = output.logits[0, -1]  # [V]
+        inputs = last.argmax().reshape(1, 1)
+        ids = torch.cat([ids, inputs], dim=1)
+        tokens.append(int(inputs))
+        logits.append(last)
+    return tokens, logits
+
+
+def check_tie(model: PreTrainedModel) -> ProofCheck:
+    """Tied embeddings must be one tensor, not two equal ones."""
+    find_head: Callable[[], torch.nn.Module | None] = model.get_output_embeddings
+    head = find_head()
+    if head is None or not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        return ProofCheck("tie", True, "config.json ties no embeddings")
+    shared = head.weight is model.get_input_embeddings().weight
+    return ProofCheck("tie", shared, "tied embeddings share their memory" if shared else "the tie is broken")
+
+
+def _outputs(model: PreTrainedModel, ids: torch.Tensor, *, decoder: bool) -> torch.Tensor:
+    """Logits [T, V] of a decoder, last hidden state [T, H] of an encoder."""
+    if decoder:
+        logits: torch.Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits
+        return logits[0].float()
+    hidden: torch.Tensor = model(input_ids=ids.unsqueeze(0), output_hidden_states=True).hidden_states[-1]
+    return hidden[0].float()
+
+
+def _check(name: str, faults: list[str], good: str) -> ProofCheck:
+    more = f"; and {len(faults) - _LISTED} more" if len(faults) > _LISTED else ""
+    return ProofCheck(name, not faults, "; ".join(faults[:_LISTED]) + more if faults else good)
+
+
+def _form(entry: list[Any] | None) -> str:
+    return "nothing" if entry is None else f"{entry[0]} {entry[1]}"
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _sha256(weight: torch.Tensor) -> str:
+    return hashlib.sha256(weight.detach().float().contiguous().numpy().tobytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    main()

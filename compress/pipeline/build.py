@@ -1,0 +1,194 @@
+"""Quantize, write, prove, publish: from an accepted plan to a folder under its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from compress.journal import Journal
+from compress.model.checkpoint import Checkpoint, open_checkpoint
+from compress.pipeline.job import Job
+from compress.pipeline.reporting import bare_report, model_part
+from compress.pipeline.texts import capped
+from compress.plan.planning import Plan
+from compress.records import LayerRecord, StepRecord
+from compress.report.card import model_card
+from compress.report.provenance import provenance
+from compress.workspace import PROVENANCE, Workspace, publish
+
+if TYPE_CHECKING:
+    from compress.data.windows import Windows
+    from compress.formats.proof import ProofRecord
+
+PROOF_WINDOWS, PROOF_LENGTH = 4, 128  # what the fresh process recomputes: enough to see any wrong tensor
+
+
+@dataclass(frozen=True)
+class Built:
+    """A published result."""
+
+    steps: tuple[StepRecord, ...]
+    proof: ProofRecord
+    checkpoint: Checkpoint
+
+
+def build(job: Job, workspace: Workspace, calibration: Windows | None, evaluation: Windows | None) -> Built:
+    """Quantizes, writes, proves and publishes."""
+    from compress.formats.write import write_checkpoint
+
+    plan = job.plan
+    step, journal = _quantize(job, workspace, calibration)
+    write_checkpoint(
+        job.checkpoint,
+        workspace.stage,
+        format_name=plan.format_name,
+        layers=plan.anatomy.layers,
+        schemes=plan.schemes,
+        quantized=journal.load,
+        cast=plan.cast,
+        max_shard_size=plan.recipe.steps[0].quantize.max_shard_size,
+        trust_remote_code=job.options.trust_remote_code,
+        progress=job.progress,
+    )
+    proof = _prove(job, workspace, step, evaluation)
+    _write_card_and_provenance(job, workspace, step, proof)
+    publish(workspace)
+    return Built((step,), proof, open_checkpoint(plan.output))
+
+
+def _quantize(job: Job, workspace: Workspace, windows: Windows | None) -> tuple[StepRecord, Journal]:
+    import torch
+
+    from compress.quantize.walk import LayerPlan, WalkSettings, quantize_blocks, quantize_nearest_all
+
+    plan, step = job.plan, job.recipe.steps[0].quantize
+    journal = Journal(workspace.partial)
+    dtypes = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    layers = [
+        LayerPlan(
+            planned.layer,
+            planned.scheme,
+            plan.target.name,
+            plan.algorithm or "rtn",
+            dtypes[plan.scale_dtypes[planned.layer.name]],
+        )
+        for planned in plan.layers
+        if planned.scheme is not None
+    ]
+    records: list[LayerRecord] = []
+    if layers and windows is not None:
+        settings = WalkSettings(
+            step.damping, job.recipe.calibration.batch_size, getattr(torch, job.compute_dtype), job.device
+        )
+        records = quantize_blocks(
+            job.checkpoint, plan.anatomy, layers, windows.ids, settings, journal.save, job.progress
+        )
+    elif layers:
+        records = quantize_nearest_all(job.checkpoint, layers, journal.save, job.progress, job.device)
+    settings_used = {
+        "target": plan.target.name,
+        "algorithm": plan.algorithm,
+        "format": plan.format_name,
+        "group_size": next(iter(plan.schemes.values())).group_size if plan.schemes else None,
+        "damping": step.damping if plan.algorithm == "gptq" else None,
+        "skip": list(step.skip),
+    }
+    calibration = windows.facts() if windows is not None else {}
+    return StepRecord("quantize", settings_used, (*records, *_left_alone(plan)), calibration), journal
+
+
+def _left_alone(plan: Plan) -> list[LayerRecord]:
+    """Skipped layers and everything that is no linear layer of a block; norms and biases are too many to list."""
+    records = [
+        LayerRecord(planned.layer.name, (planned.layer.out, planned.layer.width), skipped=planned.skipped)
+        for planned in plan.layers
+        if planned.skipped is not None
+    ]
+    for name, reason in plan.anatomy.untouched.items():
+        info = plan.checkpoint.tensors.get(name)
+        if info is None:
+            records.append(LayerRecord(name, (), skipped=reason))
+        elif len(info.shape) >= 2:
+            records.append(LayerRecord(plan.anatomy.module_name(name), tuple(info.shape), skipped=reason))
+    return records
+
+
+def _prove(job: Job, workspace: Workspace, step: StepRecord, evaluation: Windows | None) -> ProofRecord:
+    """Compares the staged folder, loaded in a fresh process, with what will be measured."""
+    from compress.formats.proof import prove
+
+    plan = job.plan
+    logits = workspace.partial / "logits.safetensors"
+    with job.progress.phase("Proving the checkpoint", 2) as advance:
+        _write_logits(job, workspace.stage, _proof_ids(job, evaluation), logits)
+        advance(1)
+        record = prove(
+            workspace.stage,
+            planned=plan.shards,
+            weight_sha256={layer.name: layer.sha256 for layer in step.layers if layer.sha256 is not None},
+            logits=logits,
+            kind=plan.anatomy.kind,
+            loader="reader" if plan.format_name == "gptq" else "stock",
+            trust_remote_code=job.options.trust_remote_code,
+            source=job.checkpoint.folder,
+        )
+        advance(1)
+    return record
+
+
+def _proof_ids(job: Job, evaluation: Windows | None) -> list[Any]:
+    """A few fixed windows: of the evaluation text, or of random tokens where there is none."""
+    import torch
+
+    if evaluation is not None:
+        return [ids[:PROOF_LENGTH] for ids in evaluation.ids[:PROOF_WINDOWS]]
+    generator = torch.Generator().manual_seed(job.recipe.seed)
+    length = capped(job, PROOF_LENGTH)
+    vocabulary = int(job.checkpoint.config["vocab_size"])
+    return [torch.randint(vocabulary, (length,), generator=generator) for _ in range(PROOF_WINDOWS)]
+
+
+def _write_logits(job: Job, folder: Path, windows: Sequence[Any], target: Path) -> None:
+    """Outputs of the model that will be measured: logits [T, V], or an encoder's last hidden states [T, d]."""
+    import safetensors.torch
+    import torch
+
+    from compress.runtime.load import load_reference
+
+    trusted = job.options.trust_remote_code
+    model = load_reference(folder, dtype=torch.float32, device="cpu", trust_remote_code=trusted)
+    tensors = {}
+    with torch.inference_mode():
+        for index, ids in enumerate(windows):
+            if job.plan.anatomy.kind == "decoder":
+                output = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
+            else:
+                output = model.base_model(input_ids=ids.unsqueeze(0)).last_hidden_state[0]
+            tensors[f"window.{index}"] = ids.contiguous()
+            tensors[f"logits.{index}"] = output.contiguous().clone()
+    safetensors.torch.save_file(tensors, target)
+
+
+def _write_card_and_provenance(job: Job, workspace: Workspace, step: StepRecord, proof: ProofRecord) -> None:
+    """README.md and compress.json; the card says nothing that another run would measure differently."""
+    import torch
+
+    plan, stage = job.plan, workspace.stage
+    bare = bare_report(job, step, proof)
+    original_card = stage / "README.original.md"
+    source_card = original_card.read_text(encoding="utf-8", errors="replace") if original_card.is_file() else None
+    card = model_card(
+        bare, format_name=plan.format_name, target=plan.target.name, kind=plan.anatomy.kind, source_card=source_card
+    )
+    (stage / "README.md").write_text(card, encoding="utf-8")
+    content = provenance(
+        stage=stage,
+        recipe=plan.recipe.model_dump(mode="json"),
+        model=model_part(job).model_dump(),
+        steps=[step],
+        threads=torch.get_num_threads(),
+        compute_dtype=job.compute_dtype,
+    )
+    (stage / PROVENANCE).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

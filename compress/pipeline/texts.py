@@ -1,0 +1,72 @@
+"""The texts of a run: read and checked against each other before anything is loaded, then cut into windows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from compress.data.text import Corpus, check_disjoint, read_corpus
+from compress.pipeline.job import Job
+from compress.plan.planning import Plan
+
+if TYPE_CHECKING:
+    from compress.data.windows import Windows
+
+
+def read_texts(plan: Plan) -> tuple[Corpus | None, Corpus | None]:
+    """Both texts, checked against each other before anything is loaded."""
+    recipe = plan.recipe
+    chat = _chat_template(plan)
+    calibration = read_corpus(recipe.calibration.source, part="calibration", chat_template=chat) if _calibrates(plan) else None
+    evaluation = None
+    if recipe.evaluate is not None:
+        evaluation = read_corpus(recipe.evaluate.fidelity.source, part="evaluation", chat_template=chat)
+    if calibration is not None and evaluation is not None:
+        check_disjoint(calibration, evaluation)
+    return calibration, evaluation
+
+
+def _calibrates(plan: Plan) -> bool:
+    return plan.algorithm == "gptq"
+
+
+def _chat_template(plan: Plan) -> Any:
+    """Renders chat messages with the model's own template, loading the tokenizer only when it is needed."""
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        from compress.model.load import load_tokenizer
+
+        return str(load_tokenizer(plan.checkpoint.folder).apply_chat_template(messages, tokenize=False))
+
+    return render
+
+
+def calibration_windows(job: Job, corpus: Corpus | None) -> Windows | None:
+    if corpus is None:
+        return None
+    calibration = job.recipe.calibration
+    length = capped(job, calibration.length)
+    return _windows(job, corpus, length=length, samples=calibration.samples)
+
+
+def evaluation_windows(job: Job, corpus: Corpus | None) -> Windows | None:
+    if corpus is None or job.recipe.evaluate is None:
+        return None
+    fidelity = job.recipe.evaluate.fidelity
+    return _windows(job, corpus, length=capped(job, fidelity.length), tokens=fidelity.tokens)
+
+
+def _windows(job: Job, corpus: Corpus, **size: int) -> Windows:
+    from compress.data.windows import decoder_windows, encoder_windows
+    from compress.model.load import load_tokenizer
+
+    make = decoder_windows if job.plan.anatomy.kind == "decoder" else encoder_windows
+    return make(corpus, load_tokenizer(job.checkpoint.folder), **size)
+
+
+def capped(job: Job, length: int) -> int:
+    """No window is longer than the model's positions."""
+    config = job.checkpoint.config
+    positions = config.get("max_position_embeddings") or config.get("n_positions") or length
+    if length > positions:
+        job.progress.say(f"Windows are {positions} tokens instead of {length}: the model has no more positions.")
+    return min(length, int(positions))

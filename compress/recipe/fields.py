@@ -1,0 +1,148 @@
+"""The types of recipe fields that pydantic does not have: choices, sizes, counts, group sizes, gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, Strict, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from compress.errors import UsageError
+from compress.recipe.gates import Gate, parse_gate
+from compress.recipe.units import parse_count, parse_seconds, parse_size, write_size
+from compress.recipe.words import did_you_mean, one_of, quotes_hint, shown
+from compress.scheme import AUTO_GROUP_SIZES, PER_CHANNEL, TARGETS
+
+RULE = "rule"
+"""Type of the pydantic errors whose message is already the sentence for the user."""
+
+FORMATS = tuple(dict.fromkeys(name for target in TARGETS.values() for name in target.formats))
+
+T = TypeVar("T")
+
+
+def rule(sentence: str) -> PydanticCustomError:
+    """A broken rule, in the form that pydantic collects."""
+    return PydanticCustomError(RULE, "{sentence}", {"sentence": sentence})
+
+
+def _choice(allowed: Iterable[object]) -> BeforeValidator:
+    choices = list(allowed)
+
+    def check(value: Any) -> Any:
+        if any(type(value) is type(choice) and value == choice for choice in choices):
+            return value
+        meant = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
+        raise rule(f"must be {one_of(choices)}, not {shown(value)}{quotes_hint(value) or meant}")
+
+    return BeforeValidator(check)
+
+
+def _text_in(read: Callable[[str], T], example: str, *, numbers: Callable[[Any], bool]) -> PlainValidator:
+    """Reads text with `read`; numbers that pass the check `numbers` stand for themselves."""
+
+    def check(value: Any) -> T | Any:
+        if isinstance(value, str):
+            try:
+                return read(value)
+            except UsageError as error:
+                raise rule(error.message) from error
+        if numbers(value):
+            return value
+        raise rule(f"must be {example}, not {shown(value)}")
+
+    return PlainValidator(check)
+
+
+def _never(value: Any) -> bool:
+    del value
+    return False
+
+
+def _positive_whole(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < float("inf")
+
+
+def _check_group_size(value: Any) -> Any:
+    if value is None or value == "auto" or (type(value) is int and (value >= 1 or value == PER_CHANNEL)):
+        return value
+    sizes = one_of(sorted(AUTO_GROUP_SIZES))
+    raise rule(
+        f"must be auto, {PER_CHANNEL} (one scale per output channel) or a positive whole number "
+        f"such as {sizes}, not {shown(value)}{quotes_hint(value)}"
+    )
+
+
+def read_gate(value: Any) -> Gate:
+    """A gate from the value of a recipe. Raises PydanticCustomError."""
+    if isinstance(value, Gate):
+        return value
+    if not isinstance(value, str):
+        raise rule(f"must be text such as `kl.mean <= 0.1`, not {shown(value)}")
+    try:
+        return parse_gate(value)
+    except UsageError as error:
+        raise rule(error.message) from error
+
+
+Algorithm = Literal["gptq", "rtn"]
+Engine = Literal["auto", "transformers"]
+ReportFormat = Literal["json", "md"]
+
+Text = Annotated[str, Field(pattern=r"\S")]
+Positive = Annotated[int, Field(ge=1)]
+Several = Annotated[int, Field(ge=2)]
+Texts = Annotated[tuple[Text, ...], Strict(False)]
+
+VersionNumber = Annotated[Literal[1], _choice([1])]
+TargetName = Annotated[str, _choice(TARGETS), Field(json_schema_extra={"enum": list(TARGETS)})]
+FormatName = Annotated[str, _choice(FORMATS), Field(json_schema_extra={"enum": list(FORMATS)})]
+AlgorithmName = Annotated[Algorithm, _choice(get_args(Algorithm))]
+EngineName = Annotated[Engine, _choice(get_args(Engine))]
+Reports = Annotated[tuple[Annotated[ReportFormat, _choice(get_args(ReportFormat))], ...], Strict(False)]
+
+GroupSize = Annotated[
+    Literal["auto"] | int | None,
+    PlainValidator(_check_group_size),
+    WithJsonSchema({"anyOf": [{"enum": ["auto", PER_CHANNEL]}, {"type": "integer", "minimum": 1}, {"type": "null"}]}),
+]
+Size = Annotated[
+    int,
+    _text_in(parse_size, "a size with its unit such as 5GB", numbers=_never),
+    PlainSerializer(write_size),
+    WithJsonSchema({"type": "string", "pattern": r"^\s*[0-9.]+\s*(B|kB|MB|GB)\s*$"}),
+]
+Count = Annotated[
+    int,
+    _text_in(parse_count, "a positive whole number such as 16384 or 16k", numbers=_positive_whole),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": r"^\s*[0-9.]+\s*[kM]?\s*$"},
+            ]
+        }
+    ),
+]
+Seconds = Annotated[
+    float,
+    _text_in(parse_seconds, "a positive number of seconds such as 60 or 60s", numbers=_positive),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": r"^\s*[0-9.]+\s*(ms|s)\s*$"},
+            ]
+        }
+    ),
+]
+Gates = Annotated[
+    tuple[Gate, ...],
+    PlainSerializer(lambda gates: [gate.expression for gate in gates]),
+    WithJsonSchema({"type": "array", "items": {"type": "string", "pattern": r"^\s*[^\s<>=]+\s*(<=|<|>=|>)\s*\S+"}}),
+]

@@ -1,0 +1,144 @@
+"""A plan as a table for the terminal and as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from compress.plan.estimate import Estimate
+from compress.plan.planning import Plan, PlannedLayer
+
+
+def plan_data(plan: Plan, guess: Estimate) -> dict[str, Any]:
+    """Everything a plan says, for `--json`."""
+    return {
+        "model": plan.checkpoint.source,
+        "revision": plan.checkpoint.revision,
+        "model_type": plan.anatomy.model_type,
+        "output": str(plan.output),
+        "target": plan.target.name,
+        "algorithm": plan.algorithm,
+        "format": plan.format_name,
+        "layers": [_layer_data(planned) for planned in plan.layers],
+        "left_alone": dict(plan.anatomy.untouched),
+        "files": {shard.file: shard.nbytes for shard in plan.shards},
+        "weight_bytes_before": _before(plan),
+        "weight_bytes_after": plan.weight_bytes,
+        "parameters": plan.parameters,
+        "estimate": asdict(guess),
+    }
+
+
+def _layer_data(planned: PlannedLayer) -> dict[str, Any]:
+    return {
+        "name": planned.layer.name,
+        "shape": [planned.layer.out, planned.layer.width],
+        "scheme": planned.scheme.label if planned.scheme else None,
+        "skipped": planned.skipped,
+    }
+
+
+def _before(plan: Plan) -> int:
+    return plan.checkpoint.weight_bytes if plan.checkpoint.has_weights else _header_bytes(plan)
+
+
+def _header_bytes(plan: Plan) -> int:
+    return sum(info.nbytes for info in plan.checkpoint.tensors.values())
+
+
+def plan_text(plan: Plan, guess: Estimate) -> RenderableType:
+    """Headline, one row per layer (neighbouring blocks that are alike share one), what is left alone, bytes, time."""
+    quantized = len(plan.quantized)
+    what = f"{plan.target.name} as {plan.format_name}" + (f", {plan.algorithm}" if plan.algorithm else "")
+    return Group(
+        Text(f"{plan.checkpoint.source} -> {plan.output}", style="bold"),
+        Text(f"{what}: {quantized} of {len(plan.layers)} linear layers of {plan.anatomy.depth} blocks"),
+        _section("Layers", _layer_table(plan)),
+        _section("Left alone", _left_table(plan)),
+        _section("Weight files", _bytes_table(plan)),
+        _section("Estimate", _estimate_table(guess)),
+    )
+
+
+def _section(title: str, body: RenderableType) -> RenderableType:
+    return Group(Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim")
+    for name in names:
+        table.add_column(name, overflow="fold", justify="right" if name in ("MB", "bytes", "params") else "left")
+    return table
+
+
+def _layer_table(plan: Plan) -> Table:
+    """Blocks that are planned alike fold into one row per layer: `model.layers.{0..29}.mlp.up_proj`."""
+    table = _table("layer", "shape", "params", "becomes")
+    for name, members in _folded(plan).items():
+        planned = members[0]
+        becomes = planned.scheme.label if planned.scheme else f"left alone ({planned.skipped})"
+        parameters = sum(member.layer.parameters for member in members)
+        table.add_row(name, f"{planned.layer.out} x {planned.layer.width}", f"{parameters:,}", becomes)
+    return table
+
+
+def _folded(plan: Plan) -> dict[str, list[PlannedLayer]]:
+    alike: dict[tuple[str, int, int, str], list[PlannedLayer]] = {}
+    for planned in plan.layers:
+        suffix = planned.layer.name.removeprefix(plan.anatomy.block_name(planned.layer.block))
+        fate = planned.scheme.label if planned.scheme else str(planned.skipped)
+        alike.setdefault((suffix, planned.layer.out, planned.layer.width, fate), []).append(planned)
+    stem = plan.anatomy.block_name(0).removesuffix("0")
+    named: dict[str, list[PlannedLayer]] = {}
+    for (suffix, *_), members in alike.items():
+        named[f"{stem}{_ranges([member.layer.block for member in members])}{suffix}"] = members
+    return named
+
+
+def _ranges(blocks: list[int]) -> str:
+    """`{0..29}`, `{0,2..5}` or `3`."""
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and block == runs[-1][1] + 1:
+            runs[-1][1] = block
+        else:
+            runs.append([block, block])
+    parts = [str(first) if first == last else f"{first}..{last}" for first, last in runs]
+    return parts[0] if len(blocks) == 1 else "{" + ",".join(parts) + "}"
+
+
+def _left_table(plan: Plan) -> Table:
+    reasons: dict[str, list[str]] = {}
+    for name, reason in plan.anatomy.untouched.items():
+        reasons.setdefault(reason, []).append(name)
+    table = _table("reason", "tensors", "for example")
+    for reason, names in sorted(reasons.items(), key=lambda item: len(item[1])):
+        table.add_row(reason, str(len(names)), names[0])
+    return table
+
+
+def _bytes_table(plan: Plan) -> Table:
+    table = _table("file", "bytes", "MB")
+    for shard in plan.shards:
+        table.add_row(shard.file, f"{shard.nbytes:,}", f"{shard.nbytes / 1e6:,.1f}")
+    before = _before(plan)
+    share = f"{plan.weight_bytes / before:.3f} of the original's {before / 1e6:,.1f} MB"
+    table.add_row("all", f"{plan.weight_bytes:,}", f"{plan.weight_bytes / 1e6:,.1f}")
+    table.caption, table.caption_justify = share, "left"
+    return table
+
+
+def _estimate_table(guess: Estimate) -> Table:
+    table = _table("what", "about")
+    table.add_row("memory", f"{guess.memory_bytes / 1e9:.1f} GB")
+    table.add_row("disk while it runs", f"{guess.disk_bytes / 1e6:,.0f} MB")
+    for phase, seconds in guess.seconds.items():
+        table.add_row(phase, f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.0f} s")
+    table.caption, table.caption_justify = f"assuming {guess.rate}", "left"
+    return table

@@ -1,0 +1,182 @@
+"""Gates and measurements -> one verdict. Text, JSON and the exit code all render the same object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from compress.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_OK
+from compress.metrics import METRICS
+from compress.recipe.gates import Gate
+from compress.records import Measurement
+
+JUDGED_SUBJECTS = ("result", "result/original")
+
+
+class Outcome(StrEnum):
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+_EXIT_CODES = {
+    Outcome.PASS: EXIT_OK,
+    Outcome.FAIL: EXIT_GATE_FAILED,
+    Outcome.INCONCLUSIVE: EXIT_INCONCLUSIVE,
+}
+_WORST_FIRST = (Outcome.FAIL, Outcome.INCONCLUSIVE, Outcome.PASS)
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """One gate, judged.
+
+    Attributes:
+        measurement: what was judged; None if nothing was measured.
+        reason: the comparison that decided, or why none was possible.
+    """
+
+    gate: Gate
+    outcome: Outcome
+    measurement: Measurement | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of a run. `headline` is one line of text."""
+
+    outcome: Outcome
+    gates: tuple[GateResult, ...]
+    headline: str
+
+    @property
+    def exit_code(self) -> int:
+        return _EXIT_CODES[self.outcome]
+
+
+def judge(gates: Sequence[Gate], measurements: Sequence[Measurement]) -> Verdict:
+    """Judges every gate; the verdict is its worst outcome, FAIL before INCONCLUSIVE.
+
+    A gate without `@LEVEL` compares the point estimate. With it, it passes if the one-sided bound lies on the
+    good side, fails if the other bound lies on the bad side, and is inconclusive otherwise. If its metric was
+    measured several times (several dtypes), the worst measurement is judged. A number that is not finite fails;
+    one that is missing, or has no bound at the level, is inconclusive: neither passes in silence.
+    """
+    results = tuple(_judge_gate(gate, measurements) for gate in gates)
+    outcomes = [result.outcome for result in results]
+    outcome = next((one for one in _WORST_FIRST if one in outcomes), Outcome.PASS)
+    return Verdict(outcome, results, _headline(outcome, results))
+
+
+def _judge_gate(gate: Gate, measurements: Sequence[Measurement]) -> GateResult:
+    candidates = [one for one in measurements if one.metric == gate.metric and one.subject in JUDGED_SUBJECTS]
+    if not candidates:
+        return GateResult(gate, Outcome.INCONCLUSIVE, None, f"{gate.metric} was not measured")
+    results = [_judge_one(gate, candidate) for candidate in candidates]
+    worst = min(results, key=_goodness)
+    if len(results) == 1:
+        return worst
+    which = _difference(worst, candidates)
+    reason = f"{worst.reason} (the worst of {len(results)} measurements{which})"
+    return GateResult(gate, worst.outcome, worst.measurement, reason)
+
+
+def _judge_one(gate: Gate, measurement: Measurement) -> GateResult:
+    value = measurement.value
+    if value is None:
+        reason = f"{gate.metric} could not be measured: {measurement.note or 'no reason was recorded'}"
+        return GateResult(gate, Outcome.INCONCLUSIVE, measurement, reason)
+    if not math.isfinite(value):
+        return GateResult(gate, Outcome.FAIL, measurement, f"{gate.metric} is {value}, not a finite number")
+    if gate.level is not None:
+        return _judge_bounds(gate, measurement, gate.level)
+    holds = gate.holds(value)
+    outcome = Outcome.PASS if holds else Outcome.FAIL
+    return GateResult(gate, outcome, measurement, _compared(gate, gate.metric, value, holds))
+
+
+def _judge_bounds(gate: Gate, measurement: Measurement, level: float) -> GateResult:
+    percent = f"{level * 100:.10g}%"
+    bounds = _bounds_at(measurement.one_sided, level)
+    if bounds is None or any(math.isnan(bound) for bound in bounds):
+        reason = f"{gate.metric} has no one-sided {percent} bound"
+        return GateResult(gate, Outcome.INCONCLUSIVE, measurement, reason)
+    lower, upper = bounds
+    worst, best = ("upper", "lower") if gate.op in ("<", "<=") else ("lower", "upper")
+    at = {"lower": lower, "upper": upper}
+    for side, outcome in ((worst, Outcome.PASS), (best, Outcome.FAIL)):
+        holds = gate.holds(at[side])
+        if holds == (outcome is Outcome.PASS):
+            name = f"the {side} {percent} bound of {gate.metric}"
+            return GateResult(gate, outcome, measurement, _compared(gate, name, at[side], holds))
+    reason = (
+        f"the bounds of {gate.metric}, {_number(gate, lower)} and {_number(gate, upper)} at {percent} each, "
+        f"lie on both sides of {_number(gate, gate.value)}"
+    )
+    return GateResult(gate, Outcome.INCONCLUSIVE, measurement, reason)
+
+
+def _bounds_at(one_sided: Mapping[float, tuple[float, float]], level: float) -> tuple[float, float] | None:
+    near = (bounds for known, bounds in one_sided.items() if math.isclose(known, level, rel_tol=1e-9))
+    return next(near, None)
+
+
+def _goodness(result: GateResult) -> tuple[int, float]:
+    """Sorts the worst result first: by outcome, then by distance to the bad side."""
+    value = result.measurement.value if result.measurement else None
+    if value is None or math.isnan(value):
+        value = -math.inf
+    elif result.gate.op in ("<", "<="):
+        value = -value
+    return _WORST_FIRST.index(result.outcome), value
+
+
+def _difference(worst: GateResult, candidates: Sequence[Measurement]) -> str:
+    """`: dtype bfloat16`: the conditions in which the judged measurement is not like the others."""
+    conditions: Mapping[str, Any] = worst.measurement.conditions if worst.measurement else {}
+    differing = [
+        f"{name} {value}"
+        for name, value in conditions.items()
+        if any(candidate.conditions.get(name) != value for candidate in candidates)
+    ]
+    return f": {', '.join(differing)}" if differing else ""
+
+
+def _compared(gate: Gate, name: str, value: float, holds: bool) -> str:
+    return f"{name} is {_number(gate, value)}, {'' if holds else 'not '}{gate.op} {_number(gate, gate.value)}"
+
+
+def _number(gate: Gate, value: float) -> str:
+    """`value` with its unit, in enough digits to be seen on the right side of the gate's value."""
+    texts = [*(_rounded(value, digits) for digits in range(4, 16)), repr(value)]
+    text = next(text for text in texts if _order(float(text), gate) == _order(value, gate))
+    unit = METRICS[gate.metric].unit
+    return f"{text}{'' if unit in ('', 'nats', 'bits') else unit}"
+
+
+def _rounded(value: float, digits: int) -> str:
+    """At least `digits` significant digits, and all digits before the point."""
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, max(0, decimals)):.15g}"
+
+
+def _order(value: float, gate: Gate) -> int:
+    return (value > gate.value) - (value < gate.value)
+
+
+def _headline(outcome: Outcome, results: Sequence[GateResult]) -> str:
+    if not results:
+        return "PASS: no gate was asked, so nothing was judged"
+    decisive = [result for result in results if result.outcome == outcome]
+    gates = "gate" if len(results) == 1 else "gates"
+    if outcome is Outcome.PASS:
+        return f"PASS: {'the gate' if len(results) == 1 else f'all {len(results)} gates'} passed"
+    verb = {Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "could not be decided"}[outcome]
+    reasons = "; ".join(result.reason for result in decisive)
+    return f"{outcome}: {len(decisive)} of {len(results)} {gates} {verb}: {reasons}"

@@ -1,0 +1,227 @@
+"""The worker and the whole measurement, with real processes and tiny models. No duration is asserted."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_bert, tiny_gpt2, tiny_llama, tiny_opt
+
+from compress.errors import BrokenResultError, CompressError, MissingResourceError, UsageError
+from compress.measure import worker
+from compress.measure.children import ask, children
+from compress.measure.latency import LatencyRaw, Variant, measure_latency
+from compress.measure.latency_figures import Kind
+from compress.model.checkpoint import open_checkpoint
+from compress.model.load import load_original
+from compress.progress import Silent
+from compress.records import Measurement
+
+
+def load(folder: Path) -> torch.nn.Module:
+    return load_original(open_checkpoint(folder), dtype=torch.float32, device="cpu")
+
+
+def measure(*variants: Variant, kind: Kind = "decoder", **changed: object) -> tuple[list[Measurement], LatencyRaw]:
+    settings: dict[str, object] = {
+        "original_labels": [variants[0].label],
+        "kind": kind,
+        "prompt": 12,
+        "new_tokens": 4,
+        "batch": 1,
+        "seconds": 0.5,
+        "threads": 1,
+        "seed": 0,
+        "device": "cpu",
+        "trust_remote_code": False,
+        "progress": Silent(),
+    }
+    return measure_latency(variants, **(settings | changed))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_delay_in_every_forward_is_the_time_per_token(tmp_path: Path) -> None:
+    """A hook that costs 300 ms in its first two calls and 5 ms always, on a clock that only the hook moves."""
+    model, clock, calls = load(tiny_llama(tmp_path)), Clock(), []
+
+    def cost(*_: object) -> None:
+        clock.now += 0.005 + (0.3 if len(calls) < 2 else 0.0)
+        calls.append(clock.now)
+
+    model.register_forward_hook(cost)
+    ids = torch.randint(0, 256, (1, 12))
+    with torch.inference_mode():
+        samples = [worker.decoder_sample(model, ids, 5, clock=clock) for _ in range(3)]
+    assert samples[0]["ttft"] == pytest.approx(0.305)
+    assert samples[1] == {
+        "ttft": pytest.approx(0.005),
+        "e2e": pytest.approx(0.025),
+        "tpot": pytest.approx(0.005),
+    }
+    assert samples[2] == samples[1] | {name: pytest.approx(value) for name, value in samples[1].items()}
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_opt])
+def test_decoding_is_greedy_cached_and_keeps_one_position(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    model, fed, kept = load(make(tmp_path)), [], []
+
+    def watch(_module: object, _args: object, kwargs: dict[str, torch.Tensor], output: object) -> None:
+        fed.append(kwargs["input_ids"])
+        kept.append(output.logits.shape[1])
+
+    ids = torch.randint(0, 200, (2, 12), generator=torch.Generator().manual_seed(1)) + 2
+    expected = ids
+    with torch.inference_mode():
+        for _ in range(4):
+            expected = torch.cat([expected, model(expected).logits[:, -1:].argmax(-1)], dim=1)
+        model.register_forward_hook(watch, with_kwargs=True)
+        worker.decoder_sample(model, ids, 5, clock=Clock())
+    assert [tuple(step.shape) for step in fed] == [(2, 12)] + [(2, 1)] * 4
+    assert torch.equal(torch.cat(fed, dim=1), expected)
+    assert kept == [1] * 5
+
+
+def test_waking_up_runs_at_least_once_and_until_the_time_is_over() -> None:
+    clock, calls = Clock(), []
+
+    def forward() -> None:
+        clock.now += 0.02
+        calls.append(clock.now)
+
+    worker.wake(forward, torch.device("cpu"), clock=clock)
+    assert len(calls) == 2
+
+
+def test_decoders_from_end_to_end(tmp_path: Path) -> None:
+    original, result = tiny_llama(tmp_path / "a"), tiny_llama(tmp_path / "b", intermediate_size=64)
+    measurements, raw = measure(
+        Variant("original fp32", original, "stock", "float32"),
+        Variant("result fp32", result, "stock", "float32"),
+        seconds=1.0,
+        levels=(0.9,),
+    )
+    found = {(one.metric, one.subject): one for one in measurements}
+    for name in ("ttft", "tpot"):
+        for subject in ("original", "result"):
+            one = found[f"latency.{name}", subject]
+            assert one.value is not None
+            assert one.value > 0
+            assert one.count == 2 * one.conditions["rounds"]
+        for subject in ("result/original", "original/original"):
+            ratio = found[f"latency.{name}.ratio", subject]
+            assert ratio.interval is not None
+            assert ratio.interval.low <= ratio.value <= ratio.interval.high
+            assert set(ratio.one_sided) == {0.9, 0.95}
+    conditions = found["latency.tpot", "result"].conditions
+    expected = {"device": "cpu", "dtype": "float32", "threads": 1, "prompt": 12, "new_tokens": 4, "batch": 1}
+    assert expected.items() <= conditions.items()
+    assert conditions["engine"].startswith("transformers ")
+    assert conditions["rounds"] >= 5
+    assert 50 < found["memory.peak", "original"].value < 5000
+
+    data = json.loads(json.dumps(raw.raw()))
+    assert {row["phase"] for row in data["samples"]} == {"warm-up", "floor", "measure"}
+    for row in data["samples"]:
+        assert row["tpot"] == pytest.approx((row["e2e"] - row["ttft"]) / 3)
+
+
+def test_encoders_from_end_to_end(tmp_path: Path) -> None:
+    folder = tiny_bert(tmp_path)
+    measurements, _ = measure(
+        Variant("original fp32", folder, "stock", "float32"),
+        Variant("original bf16", folder, "stock", "bfloat16"),
+        original_labels=["original fp32", "original bf16"],
+        kind="encoder",
+    )
+    assert [(one.metric, one.subject) for one in measurements] == [
+        ("latency.forward", "original"),
+        ("latency.forward", "original"),
+        ("latency.forward.ratio", "original/original"),
+        ("memory.peak", "original"),
+        ("memory.peak", "original"),
+    ]
+    assert measurements[0].conditions["new_tokens"] is None
+
+
+def test_a_dead_child_is_an_error_with_its_last_words_and_no_hang(tmp_path: Path) -> None:
+    with children(["first", "second"], 1) as (first, second):
+        load_request = {"op": "load", "folder": str(tmp_path / "none"), "loader": "stock", "dtype": "float32"}
+        with pytest.raises(MissingResourceError, match=r"first: .*does not exist") as missing:
+            ask(first, load_request)
+        assert missing.value.hint is not None
+        with pytest.raises(CompressError, match=r"(?s)first: .*ended with code 1\n.*KeyError: 'nonsense'"):
+            ask(first, {"op": "nonsense"})
+        os.kill(second.process.pid, signal.SIGKILL)
+        with pytest.raises(MissingResourceError, match=r"second: .*killed by signal 9") as killed:
+            ask(second, {"op": "sample"})
+        assert killed.value.hint is not None
+
+
+def test_children_end_with_their_parent_whatever_happens() -> None:
+    started = []
+
+    def interrupted() -> None:
+        with children(["one"], 1) as workers:
+            started.extend(workers)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert started[0].process.poll() == -signal.SIGKILL
+    # A parent that is killed itself leaves a closed pipe behind.
+    alone = subprocess.run(
+        [sys.executable, "-m", "compress.measure.worker", "--threads", "1"],
+        stdin=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[2],
+        timeout=120,
+    )
+    assert alone.returncode == 0
+
+
+def test_lengths_beyond_the_models_positions_are_refused(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path)
+    with pytest.raises(UsageError, match="129 positions: long holds 128"):
+        measure(Variant("long", folder, "stock", "float32"), prompt=120, new_tokens=10)
+
+
+def test_the_worker_refuses_an_output_that_overflows_its_dtype(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path)
+    model = load(folder)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e6)
+    model.save_pretrained(folder)
+    common = {"op": "load", "folder": str(folder), "loader": "stock", "device": "cpu", "trust_remote_code": False}
+    prepare = {"op": "prepare", "kind": "decoder", "ids": [[1, 2, 3]], "new_tokens": 2}
+    requests = [common | {"dtype": "float16"}, prepare, common | {"dtype": "float32"}, prepare, {"op": "sample"}]
+    replies = io.StringIO()
+    with torch.inference_mode():
+        worker.serve(io.StringIO("".join(json.dumps(one) + "\n" for one in requests)), replies)
+    loaded, broken, _, fine, sample = [json.loads(line) for line in replies.getvalue().splitlines()]
+    assert (loaded["vocabulary"], loaded["positions"], loaded["special"]) == (256, 128, [])
+    assert broken["error"] == BrokenResultError.__name__
+    assert "float16" in broken["message"]
+    assert fine == {}
+    assert set(sample["seconds"]) == {"ttft", "e2e", "tpot"}
+
+
+def test_all_faults_of_the_settings_are_listed() -> None:
+    one = Variant("a", Path(), "fast", "int3")  # type: ignore[arg-type] # the fault under test
+    with pytest.raises(UsageError) as caught:
+        measure(one, one, original_labels=["b"], prompt=0)
+    for part in ("'b'", "share a label", "prompt is 0", "loader 'fast'", "dtype 'int3'"):
+        assert part in caught.value.message

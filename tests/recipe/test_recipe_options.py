@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compress.errors import RecipeError, UsageError
+from compress.recipe.schema import Bench, Recipe
+from compress.recipe.source import OPTIONS, recipe_from_options
+
+GIVEN = {"MODEL": "m", "--target": "int4"}
+
+EXAMPLES: dict[str, tuple[Any, Any]] = {
+    "MODEL": ("7", "7"),
+    "--output": ("64", "64"),
+    "--seed": ("3", 3),
+    "--target": ("int8-weight", "int8-weight"),
+    "--algorithm": ("rtn", "rtn"),
+    "--format": ("gptq", "gptq"),
+    "--group-size": ("64", 64),
+    "--skip": (["*.q_proj"], ("*.q_proj",)),
+    "--damping": ("1e-4", 1e-4),
+    "--max-shard-size": ("1MB", 10**6),
+    "--calibration": ("a.txt", "a.txt"),
+    "--samples": ("16", 16),
+    "--length": ("64", 64),
+    "--batch-size": ("4", 4),
+    "--evaluation": ("b.txt", "b.txt"),
+    "--evaluation-tokens": ("2k", 2000),
+    "--evaluation-length": ("64", 64),
+    "--prompt": ("32", 32),
+    "--new-tokens": ("8", 8),
+    "--batch": ("2", 2),
+    "--bench-seconds": ("5s", 5.0),
+    "--engine": ("transformers", "transformers"),
+    "--report": (["md"], ("md",)),
+}
+
+
+def reach(recipe: Recipe, path: tuple[str | int, ...]) -> Any:
+    value: Any = recipe
+    for part in path:
+        value = value[part] if isinstance(part, int) else getattr(value, part)
+    return value
+
+
+def message(options: dict[str, Any]) -> str:
+    with pytest.raises(UsageError) as caught:
+        recipe_from_options(GIVEN | options)
+    assert not isinstance(caught.value, RecipeError)
+    return caught.value.message
+
+
+def test_the_examples_are_all_options() -> None:
+    assert set(EXAMPLES) | {"--evaluate", "--bench", "--gate"} == set(OPTIONS)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_option_sets_its_value(name: str) -> None:
+    given, value = EXAMPLES[name]
+    assert reach(recipe_from_options(GIVEN | {name: given}), OPTIONS[name]) == value
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_option_is_named_by_its_error(name: str) -> None:
+    assert message({name: object()}).startswith(f"{name}: must be ")
+
+
+def test_options_that_were_not_given_leave_the_defaults() -> None:
+    plain = Recipe.model_validate({"version": 1, "model": "m", "steps": [{"quantize": {"target": "int4"}}]})
+    assert recipe_from_options(GIVEN | dict.fromkeys(EXAMPLES.keys() - GIVEN.keys())) == plain
+
+
+def test_switches() -> None:
+    recipe = recipe_from_options(GIVEN | {"--bench": True, "--evaluate": False})
+    assert (recipe.bench, recipe.evaluate) == (Bench(), None)
+    assert recipe_from_options(GIVEN | {"--bench": False}).bench is None
+
+
+def test_an_option_of_a_section_that_is_off() -> None:
+    assert message({"--bench": False, "--batch": 2, "--samples": 0}) == (
+        "--batch: has no effect together with --no-bench: leave one of them out\n"
+        "--samples: must be a whole number of at least 1, not `0`"
+    )
+
+
+def test_gates_have_no_line() -> None:
+    (gate,) = recipe_from_options(GIVEN | {"--gate": ["kl.mean <= 0.1"]}).gates
+    assert gate.line is None
+
+
+def test_all_problems_at_once() -> None:
+    found = message({"--group-size": "0", "--format": "zip", "--gate": ["kl.maen <= 1", "latency.tpot <= 3ms"]})
+    assert [line.split(": ")[0] for line in found.split("\n")] == ["--format", "--group-size", "--gate", "--gate"]
+
+
+def test_what_is_missing() -> None:
+    with pytest.raises(UsageError) as caught:
+        recipe_from_options({})
+    assert [line.split(".")[0] for line in caught.value.message.split("\n")] == [
+        "MODEL: is missing",
+        "--target: is missing",
+    ]
+
+
+def test_faults_found_later_name_the_option() -> None:
+    recipe = recipe_from_options(GIVEN | {"--skip": ["nothing*"]})
+    assert str(recipe.error([(("steps", 0, "quantize", "skip", 0), "matches no layer")])) == (
+        "--skip: matches no layer"
+    )

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from compress.recipe.gates import parse_gate
+from compress.records import Measurement
+from compress.verdict import GateResult, Outcome, Verdict, judge
+
+PASS, FAIL, INCONCLUSIVE = Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE
+
+
+def measured(
+    metric: str,
+    value: float | None,
+    bounds: tuple[float, float] | None = None,
+    subject: str = "result/original",
+    conditions: Mapping[str, Any] | None = None,
+    note: str | None = None,
+) -> Measurement:
+    one_sided = {0.95: bounds} if bounds else {}
+    return Measurement(metric, subject, value, one_sided=one_sided, conditions=conditions or {}, note=note)
+
+
+def one(gate: str, *measurements: Measurement) -> GateResult:
+    (result,) = judge([parse_gate(gate)], measurements).gates
+    return result
+
+
+@pytest.mark.parametrize(
+    ("op", "value", "outcome"),
+    [
+        ("<=", 0.1, PASS),
+        ("<", 0.1, FAIL),
+        (">=", 0.1, PASS),
+        (">", 0.1, FAIL),
+        ("<=", math.nextafter(0.1, 1), FAIL),
+        ("<", math.nextafter(0.1, 0), PASS),
+        (">=", math.nextafter(0.1, 0), FAIL),
+        (">", math.nextafter(0.1, 1), PASS),
+    ],
+)
+def test_the_point_estimate_is_compared_unrounded(op: str, value: float, outcome: Outcome) -> None:
+    result = one(f"kl.mean {op} 0.1", measured("kl.mean", value, bounds=(0.0, 9.0)))
+    assert result.outcome is outcome
+    assert repr(value) in result.reason
+
+
+@pytest.mark.parametrize(
+    ("gate", "bounds", "outcome"),
+    [
+        ("kl.mean <= 0.1 @95%", (0.05, 0.10), PASS),
+        ("kl.mean <= 0.1 @95%", (0.05, 0.11), INCONCLUSIVE),
+        ("kl.mean <= 0.1 @95%", (0.10, 0.11), INCONCLUSIVE),
+        ("kl.mean <= 0.1 @95%", (0.101, 0.11), FAIL),
+        ("kl.mean < 0.1 @95%", (0.05, 0.10), INCONCLUSIVE),
+        ("kl.mean < 0.1 @95%", (0.05, 0.099), PASS),
+        ("kl.mean < 0.1 @95%", (0.10, 0.11), FAIL),
+        ("top1.agreement >= 80% @95%", (80.0, 90.0), PASS),
+        ("top1.agreement >= 80% @95%", (79.0, 90.0), INCONCLUSIVE),
+        ("top1.agreement >= 80% @95%", (70.0, 79.9), FAIL),
+        ("top1.agreement > 80% @95%", (80.0, 90.0), INCONCLUSIVE),
+        ("top1.agreement > 80% @95%", (70.0, 80.0), FAIL),
+        ("kl.mean <= 0.1 @95%", (0.0, math.inf), INCONCLUSIVE),
+        ("kl.mean <= 0.1 @95%", (math.nan, math.nan), INCONCLUSIVE),
+    ],
+)
+def test_a_level_needs_the_whole_bound_on_one_side(gate: str, bounds: tuple[float, float], outcome: Outcome) -> None:
+    assert one(gate, measured(gate.split()[0], 0.1, bounds)).outcome is outcome
+
+
+def test_the_reason_names_the_bound_that_decided() -> None:
+    gate = "kl.mean <= 0.1 @95%"
+    assert one(gate, measured("kl.mean", 0.07, (0.05, 0.08))).reason == (
+        "the upper 95% bound of kl.mean is 0.08, <= 0.1"
+    )
+    assert one(gate, measured("kl.mean", 0.2, (0.15, 0.3))).reason == (
+        "the lower 95% bound of kl.mean is 0.15, not <= 0.1"
+    )
+    assert one(gate, measured("kl.mean", 0.1, (0.05, 0.3))).reason == (
+        "the bounds of kl.mean, 0.05 and 0.3 at 95% each, lie on both sides of 0.1"
+    )
+
+
+def test_a_level_without_a_bound_is_inconclusive() -> None:
+    result = one("kl.mean <= 0.1 @99%", measured("kl.mean", 0.01, (0.0, 0.02)))
+    assert (result.outcome, result.reason) == (INCONCLUSIVE, "kl.mean has no one-sided 99% bound")
+
+
+def test_what_was_not_measured_never_passes() -> None:
+    result = one("kl.mean <= 0.1", measured("kl.median", 0.01))
+    assert (result.outcome, result.measurement) == (INCONCLUSIVE, None)
+    assert result.reason == "kl.mean was not measured"
+    result = one("kl.mean <= 0.1", measured("kl.mean", None, note="the vocabularies differ"))
+    assert result.outcome is INCONCLUSIVE
+    assert result.reason == "kl.mean could not be measured: the vocabularies differ"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("gate", ["kl.mean <= 0.1", "kl.mean >= 0.1", "kl.mean <= 0.1 @95%"])
+def test_a_number_that_is_not_finite_fails(gate: str, value: float) -> None:
+    assert one(gate, measured("kl.mean", value, (0.0, 0.01))).outcome is FAIL
+
+
+def test_the_original_is_never_judged() -> None:
+    original = measured("size", 50.0, subject="original")
+    assert one("size <= 100MB", original).outcome is INCONCLUSIVE
+    assert one("size <= 100MB", original, measured("size", 120.0, subject="result")).outcome is FAIL
+
+
+def test_the_worst_of_several_measurements_is_judged_and_named() -> None:
+    slow = measured("latency.tpot", 20.0, subject="result", conditions={"dtype": "bfloat16", "batch": 1})
+    slower = measured("latency.tpot", 25.0, subject="result", conditions={"dtype": "float32", "batch": 1})
+    result = one("latency.tpot <= 30ms", slower, slow)
+    assert result.measurement is slower
+    assert result.reason == "latency.tpot is 25ms, <= 30ms (the worst of 2 measurements: dtype float32)"
+    assert one("latency.tpot >= 10ms", slower, slow).measurement is slow
+    unknown = measured("latency.tpot", None, subject="result")
+    assert one("latency.tpot <= 30ms", slow, unknown).outcome is INCONCLUSIVE
+    assert one("latency.tpot <= 22ms", slow, unknown, slower).measurement is slower
+    broken = measured("latency.tpot", math.nan, subject="result")
+    assert one("latency.tpot <= 22ms", slower, broken).measurement is broken
+
+
+def verdict(*values: float | None) -> Verdict:
+    metrics = ("kl.mean", "kl.median", "kl.p99")[: len(values)]
+    gates = [parse_gate(f"{metric} <= 0.1") for metric in metrics]
+    return judge(gates, [measured(metric, value) for metric, value in zip(metrics, values, strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome", "code", "headline"),
+    [
+        ((), PASS, 0, "PASS: no gate was asked, so nothing was judged"),
+        ((0.05,), PASS, 0, "PASS: the gate passed"),
+        ((0.05, 0.06), PASS, 0, "PASS: all 2 gates passed"),
+        ((0.05, 0.2), FAIL, 3, "FAIL: 1 of 2 gates failed: kl.median is 0.2, not <= 0.1"),
+        ((None, 0.2, 0.05), FAIL, 3, "FAIL: 1 of 3 gates failed: kl.median is 0.2, not <= 0.1"),
+        (
+            (None, 0.05),
+            INCONCLUSIVE,
+            4,
+            "INCONCLUSIVE: 1 of 2 gates could not be decided: kl.mean could not be measured: no reason was recorded",
+        ),
+    ],
+)
+def test_one_verdict(values: tuple[float | None, ...], outcome: Outcome, code: int, headline: str) -> None:
+    found = verdict(*values)
+    assert (found.outcome, found.exit_code, found.headline) == (outcome, code, headline)
+    assert [result.gate.metric for result in found.gates] == ["kl.mean", "kl.median", "kl.p99"][: len(values)]
+
+
+def test_large_numbers_are_written_out() -> None:
+    result = one("parameters <= 100000000", measured("parameters", 134_515_008.0, subject="result"))
+    assert result.reason == "parameters is 134515008, not <= 100000000"
