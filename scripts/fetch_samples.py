@@ -70,7 +70,8 @@ def smollm2(package: Path, scratch: Path, target: Path) -> None:
         gguf_file=name,
         dtype=torch.float32,
         quantization_config=GgufConfig(gguf_file=name, dequantize=True),
-    ).to(torch.bfloat16)
+    )
+    model.bfloat16()
     model.config.dtype = torch.bfloat16
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)

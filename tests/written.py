@@ -64,6 +64,7 @@ def write(
     format_name: str,
     choose: Callable[[LinearLayer], Scheme | None] | Scheme,
     *,
+    cast: str | None = None,
     max_shard_size: int = 10**9,
     change: Callable[[str, QuantizedWeight], QuantizedWeight] = lambda _name, weight: weight,
 ) -> Written:
@@ -85,12 +86,12 @@ def write(
         layers=parts.layers,
         schemes=schemes,
         quantized=weights.__getitem__,
-        cast=None,
+        cast=cast,
         max_shard_size=max_shard_size,
         trust_remote_code=False,
         progress=Silent(),
     )
-    planned = stored_tensors(format_name, source.tensors, parts.layers, schemes)
+    planned = stored_tensors(format_name, source.tensors, parts.layers, schemes, cast=cast)
     return Written(source, parts, stage, format_name, weights, shard_layout(planned, max_shard_size), names)
 
 

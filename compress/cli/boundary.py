@@ -103,12 +103,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, CompressError):
         return Failure(error.exit_code, kind, error.message, error.hint)
     if isinstance(error, KeyboardInterrupt):
-        return Failure(
-            EXIT_INTERRUPTED,
-            kind,
-            "interrupted",
-            "what was finished is kept; the same command with --resume goes on from there",
-        )
+        return Failure(EXIT_INTERRUPTED, kind, "interrupted")
     if is_out_of_memory(error):
         return Failure(
             EXIT_MISSING_RESOURCE,

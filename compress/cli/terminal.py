@@ -191,7 +191,11 @@ def plain_advance(
         done += amount
         now, share = clock(), min(1.0, done / total) if total else 1.0
         waited = now - last_time
-        if waited < PLAIN_SECONDS or (done - last_done < PLAIN_SHARE * total and waited < 6 * PLAIN_SECONDS):
+        if (
+            last_done >= total
+            or waited < PLAIN_SECONDS
+            or (done - last_done < PLAIN_SHARE * total and waited < 6 * PLAIN_SECONDS)
+        ):
             return
         left = (now - began) / share * (1 - share) if share else float("inf")
         tail = "" if left == float("inf") else f", about {duration(left)} left"

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from compress.data.windows import Windows
     from compress.progress import Progress
 
-WIDE_BYTES = 200_000_000
-"""Bound on the full-vocabulary float64 copies that exist at one time."""
+WIDE_BYTES = 20_000_000
+"""Bound on the full-vocabulary float64 copies that exist at one time; what fits a cache is twice as fast."""
 WIDE_COPIES = 8
 """Float64 [chunk, vocabulary] tensors alive at the worst moment of `compare`, with one to spare."""
 ORIGINAL, RESULT, PAIRED = "original", "result", "result/original"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,21 @@ LOADERS = ("stock", "reference")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@dataclass(frozen=True)
+class Workload:
+    """What one sample is. Lengths in tokens; an encoder has no new_tokens."""
+
+    kind: Kind
+    prompt: int
+    new_tokens: int | None
+    batch: int
+
+    @property
+    def positions(self) -> int:
+        """Positions a model must hold; the last token is generated but never fed back."""
+        return self.prompt + (self.new_tokens - 1 if self.new_tokens is not None else 0)
+
+
 def measure_latency(
     variants: Sequence[Variant],
     *,
@@ -53,62 +69,41 @@ def measure_latency(
 
     Args:
         original_labels: the variants that are the original (in several dtypes, say); the others are results.
-        prompt, new_tokens, batch: lengths in tokens; every variant gets the same random prompt and generates
-            exactly new_tokens. An encoder ignores new_tokens.
+        prompt, new_tokens, batch: every variant gets the same random prompt and generates exactly new_tokens,
+            which an encoder ignores.
         seconds: measuring time in all; loading and warm-up come on top.
         threads: CPU threads of each process.
         levels: one-sided confidence levels that gates ask for; 0.95 is always added.
 
     Returns:
-        measurements: latency.* in ms and memory.peak per variant; latency.*.ratio of each result against the
-            original in the same dtype and, if another one, against its fastest dtype (conditions["comparison"]
-            says which; the first named comes first); latency.*.ratio of "original/original", the noise floor.
-        raw: every sample.
+        The figures (see `latency_measurements`) and every sample.
 
     Raises:
-        UsageError: the settings contradict each other or the model; what the loaders raise.
+        UsageError: the settings contradict each other or the model; also what the loaders raise.
         BrokenResultError: a variant's output is not finite.
         MissingResourceError: a process was killed, usually because memory ran out.
     """
     _check(variants, original_labels, kind, prompt, new_tokens, batch, seconds, threads)
-    floor_of = [variant.label for variant in variants].index(original_labels[0])
-    with children([variant.label for variant in variants], threads) as workers:
+    workload = Workload(kind, prompt, new_tokens if kind == "decoder" else None, batch)
+    labels = [variant.label for variant in variants]
+    with children(labels, threads) as workers:
         facts = _load(workers, variants, device, trust_remote_code, progress)
-        ids = prompt_ids(facts, batch=batch, prompt=prompt, seed=seed)
-        # The last token is generated but never fed back.
-        _check_positions(variants, facts, prompt + (new_tokens - 1 if kind == "decoder" else 0))
-        for worker in workers:
-            ask(worker, {"op": "prepare", "kind": kind, "ids": ids, "new_tokens": new_tokens})
+        _prepare(workers, facts, workload, seed)
         sampler = _Sampler(workers)
         run = run_protocol(
             len(variants),
             sampler.sample,
-            floor_of=floor_of,
+            floor_of=labels.index(original_labels[0]),
             seconds=seconds,
             seed=seed,
             clock=time.perf_counter,
             progress=progress,
         )
-    conditions = {
-        "device": facts[0]["device"],
-        "threads": threads,
-        "prompt": prompt,
-        "new_tokens": new_tokens if kind == "decoder" else None,
-        "batch": batch,
-        "rounds": len(run.rounds),
-    }
-    timing = Timing(
-        run=run,
-        variants=variants,
-        original_labels=original_labels,
-        kind=kind,
-        engines=[str(fact["engine"]) for fact in facts],
-        peaks=[sampler.peaks[index] for index in range(len(variants))],
-        conditions=conditions,
-        seed=seed,
-        levels=tuple(sorted({0.95, *levels})),
-    )
-    return latency_measurements(timing), LatencyRaw(raw_samples(run, variants), conditions | {"seed": seed})
+    shared = {"device": facts[0]["device"], "threads": threads, **asdict(workload), "rounds": len(run.rounds)}
+    engines, peaks = [str(fact["engine"]) for fact in facts], sampler.in_order()
+    asked = tuple(sorted({0.95, *levels}))
+    timing = Timing(run, variants, original_labels, kind, engines, peaks, shared, seed, asked)
+    return latency_measurements(timing), LatencyRaw(raw_samples(run, variants), shared | {"seed": seed})
 
 
 def prompt_ids(facts: Sequence[Mapping[str, Any]], *, batch: int, prompt: int, seed: int) -> list[list[int]]:
@@ -132,6 +127,10 @@ class _Sampler:
         self.peaks.setdefault(variant, reply["peak_bytes"])
         seconds: Sample = reply["seconds"]
         return seconds
+
+    def in_order(self) -> list[int | None]:
+        """Peak bytes of every worker that was sampled, in the order of the workers."""
+        return [self.peaks[variant] for variant in sorted(self.peaks)]
 
 
 def _load(
@@ -187,14 +186,18 @@ def _check(
         raise UsageError("latency cannot be measured:\n" + "\n".join(faults))
 
 
-def _check_positions(variants: Sequence[Variant], facts: Sequence[Mapping[str, Any]], length: int) -> None:
+def _prepare(workers: Sequence[Child], facts: Sequence[Mapping[str, Any]], workload: Workload, seed: int) -> None:
+    """Gives every worker the same prompt, if every model has the positions for it."""
     short = [
-        f"{variant.label} holds {fact['positions']}"
-        for variant, fact in zip(variants, facts, strict=True)
-        if fact["positions"] is not None and fact["positions"] < length
+        f"{worker.label} holds {fact['positions']}"
+        for worker, fact in zip(workers, facts, strict=True)
+        if fact["positions"] is not None and fact["positions"] < workload.positions
     ]
     if short:
         raise UsageError(
-            f"prompt and new tokens need {length} positions: {', '.join(short)}",
+            f"prompt and new tokens need {workload.positions} positions: {', '.join(short)}",
             hint="lower the prompt or the new tokens of the benchmark",
         )
+    ids = prompt_ids(facts, batch=workload.batch, prompt=workload.prompt, seed=seed)
+    for worker in workers:
+        ask(worker, {"op": "prepare", "kind": workload.kind, "ids": ids, "new_tokens": workload.new_tokens})

@@ -126,7 +126,13 @@ class Timing:
 
 
 def latency_measurements(timing: Timing) -> list[Measurement]:
-    """latency.* and memory.peak per variant, latency.*.ratio per comparison, and the floor; see `measure_latency`."""
+    """All figures of a run.
+
+    latency.* (ms, median) and memory.peak for each variant, subject "original" or "result"; latency.*.ratio,
+    subject "result/original", of each result against the original in its own dtype and then, where that is
+    another, against the fastest original (conditions["comparison"] says which); and latency.*.ratio, subject
+    "original/original": the noise floor.
+    """
     found: list[Measurement] = []
     indices = range(len(timing.variants))
     for name in METRICS[timing.kind]:

@@ -119,9 +119,7 @@ def open_checkpoint(folder: Path, source: str | None = None, *, revision: str | 
     if not folder.exists():
         raise MissingResourceError(f"{folder} does not exist", hint="check the path")
     if not folder.is_dir():
-        raise UsageError(
-            f"{folder} is a file, not a model folder", hint="pass the folder that holds config.json"
-        )
+        raise UsageError(f"{folder} is a file, not a model folder", hint="pass the folder that holds config.json")
     config = parse_config(folder / CONFIG_FILE)
     listed, shards = _listed_shards(folder)
     tensors, problems = _read_shards(folder, shards)

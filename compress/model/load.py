@@ -50,9 +50,7 @@ def model_class(
         return _remote_class(auto_map, architecture, folder)
     # `architectures` may be missing, but a class that is named and unknown must not be replaced by another.
     if architecture is None and model_type in transformers.CONFIG_MAPPING:
-        return cast(
-            type[PreTrainedModel], transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
-        )
+        return cast(type[PreTrainedModel], transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]])
     raise UsageError(
         f"transformers {transformers.__version__} does not know the architecture {architecture!r} "
         f"(model_type {model_type!r})",
@@ -153,9 +151,7 @@ def _from_pretrained(
     return cast(tuple[PreTrainedModel, Mapping[str, Any]], loaded)
 
 
-def _remote_class(
-    auto_map: Mapping[str, Any], architecture: str | None, folder: Path
-) -> type[PreTrainedModel]:
+def _remote_class(auto_map: Mapping[str, Any], architecture: str | None, folder: Path) -> type[PreTrainedModel]:
     references = {
         name: reference
         for name, reference in auto_map.items()

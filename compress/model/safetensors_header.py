@@ -87,9 +87,7 @@ def read_header(path: Path) -> tuple[TensorInfo, ...]:
 
 def _header_length(prefix: bytes, start: bytes, size: int) -> int:
     if start.startswith(_LFS_POINTER):
-        raise HeaderError(
-            "is a Git LFS pointer, not the file itself (run `git lfs pull` in the model's repository)"
-        )
+        raise HeaderError("is a Git LFS pointer, not the file itself (run `git lfs pull` in the model's repository)")
     if len(prefix) < 8:
         raise HeaderError(f"is cut off: at least 8 bytes expected, {size} found")
     length = int.from_bytes(prefix, "little")
@@ -114,9 +112,7 @@ def parse_header(raw: bytes, shard: str) -> tuple[tuple[TensorInfo, ...], int]:
     for tensor, begin, end in entries:
         if begin != position:
             kind = "a hole" if begin > position else "an overlap"
-            raise HeaderError(
-                f"has {kind} before tensor {tensor.name}: it starts at {begin}, expected {position}"
-            )
+            raise HeaderError(f"has {kind} before tensor {tensor.name}: it starts at {begin}, expected {position}")
         if end - begin != tensor.nbytes:
             kind = f"{tensor.dtype} {list(tensor.shape)}"
             raise HeaderError(f"gives tensor {tensor.name} {end - begin} bytes; {kind} takes {tensor.nbytes}")
@@ -130,9 +126,7 @@ def _parse_entry(name: str, value: Any, shard: str) -> tuple[TensorInfo, int, in
         numbers = (*shape, begin, end)
     except (TypeError, KeyError, ValueError) as error:
         raise HeaderError(f"has a malformed header entry for tensor {name}") from error
-    if not all(
-        isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers
-    ):
+    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
         raise HeaderError(f"has a malformed shape or offset for tensor {name}")
     if dtype not in DTYPE_BITS:
         raise HeaderError(f"has tensor {name} of the unknown dtype {dtype!r}")

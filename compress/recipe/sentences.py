@@ -107,8 +107,8 @@ def _limits(field: FieldInfo) -> str:
 def _missing(path: Path) -> str:
     field = _field_at(path)
     extra = field.json_schema_extra
-    choices: Sequence[Any] = extra.get("enum", []) if isinstance(extra, dict) else []  # type: ignore[assignment]
-    values = f": {one_of(choices)}" if choices else ""
+    choices = extra.get("enum") if isinstance(extra, dict) else None
+    values = f": {one_of(choices)}" if isinstance(choices, list) else ""
     return f"is missing. {(field.description or '').rstrip('.')}{values}"
 
 

@@ -128,7 +128,7 @@ def bound_part(level: float, bound: tuple[float, float]) -> BoundPart:
 
 
 def step_part(step: StepRecord) -> StepPart:
-    tokens = step.calibration.get("tokens")
+    tokens = step.calibration.get("tokens_used")
     return StepPart(
         kind=step.kind,
         settings=plain(step.settings),

@@ -62,11 +62,16 @@ def estimate(value: float, low: float, high: float, unit: str) -> tuple[str, str
 
 
 def beside(value: float | None, bound: float | None, unit: str) -> str:
-    """`value` with digits enough that it does not look equal to `bound` when it is not."""
+    """`value` with digits enough to be seen on the side of `bound` where it is."""
     if value is None or bound is None:
         return quantity(value, unit)
     for digits in range(4, MAX_DIGITS + 1):
         shown = plain(value, unit, digits)
-        if value == bound or shown != plain(bound, unit, digits):
+        if order(float(shown.replace(",", "")), bound) == order(value, bound):
             break
     return with_unit(shown, unit)
+
+
+def order(a: float, b: float) -> int:
+    """-1, 0 or 1 as a is below, equal to or above b."""
+    return (a > b) - (a < b)

@@ -87,7 +87,7 @@ def origin(report: Report) -> list[tuple[Any, Any]]:
         "compress": report.tool.version,
         "written": report.created,
     }
-    rows |= {key: one_line(value) for key, value in report.environment.items()}
+    rows |= {key.replace("_", " "): one_line(value) for key, value in report.environment.items()}
     return [(key, value) for key, value in rows.items() if value not in (None, "")]
 
 
@@ -108,7 +108,9 @@ def one_line(value: Any) -> str:
         return ", ".join(one_line(item) for item in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return significant(value, 4) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else significant(value, 4)
+    return str(value)
 
 
 def layer_cells(layer: LayerPart) -> tuple[Any, ...]:

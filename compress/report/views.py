@@ -171,7 +171,7 @@ def speed_table(report: Report) -> SpeedTable:
 
 def speed_ratio_table(report: Report) -> SpeedTable:
     """Paired ratios of times, with their intervals; a row for the noise floor where it was measured."""
-    own = [m for m in report.measurements if m.metric in SPEED_RATIOS]
+    own = sorted((m for m in report.measurements if m.metric in SPEED_RATIOS), key=is_floor)
 
     def row_name(m: MeasurementPart, _name: str) -> str:
         pair = dtypes(m)

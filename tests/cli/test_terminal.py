@@ -92,6 +92,9 @@ def test_plain_lines_are_rare_and_tell_the_time_left() -> None:
     assert lines[0] == "evaluating: 10%, about 1 min 30 s left"
     assert lines[-1] == "evaluating: 100%, about 0 s left"
     assert len(lines) == 10
+    now += 1000
+    advance(50)
+    assert len(lines) == 10
 
 
 def test_plain_lines_come_after_a_minute_even_without_a_tenth() -> None:

@@ -202,7 +202,7 @@ def test_one_scheme_applies_to_the_class_and_several_name_their_layers(tmp_path)
     config = json.loads((tmp_path / "mixed" / "config.json").read_text())["quantization_config"]
     assert config["format"] == "mixed-precision"
     targets = [group["targets"] for group in config["config_groups"].values()]
-    assert sorted(sum(targets, [])) == sorted(mixed.weights)
+    assert sorted(name for names in targets for name in names) == sorted(mixed.weights)
     reader = Reader(tmp_path / "mixed")
     assert reader.scheme("model.layers.0.mlp.down_proj") == W8A8
     for name, weight in mixed.weights.items():

@@ -46,7 +46,6 @@ def failures(record):
 CASES = {
     "llama w4": (tiny.tiny_llama, "compressed-tensors", W4, "stock"),
     "llama w8a8": (tiny.tiny_llama, "compressed-tensors", W8A8, "stock"),
-    "opt w8a16": (tiny.tiny_opt, "compressed-tensors", W8A16, "stock"),
     "gemma3 w8a8": (tiny.tiny_gemma3, "compressed-tensors", W8A8, "stock"),
     "bert w8a8": (tiny.tiny_bert, "compressed-tensors", W8A8, "stock"),
     "gpt2 gptq w4": (tiny.tiny_gpt2, "gptq", W4, "reader"),
@@ -67,6 +66,22 @@ def test_a_right_folder_passes_every_check(tmp_path, case):
     assert names == ["files", "original", "loading", "outputs", "weights", *(["cache"] if decoder else []), "tie"]
     assert (record.kl_mean is not None) == decoder
     assert record.tokens == 48
+
+
+@pytest.mark.parametrize("make", [tiny.tiny_gpt2, tiny.tiny_bert], ids=lambda function: function.__name__)
+def test_a_plain_cast_is_proved_against_the_original(tmp_path, make):
+    source = make(tmp_path / "source")
+    written = write(source, tmp_path / "out", "safetensors", lambda _layer: None, cast="bfloat16")
+    logits = measure(written, tmp_path / "logits.safetensors")
+    record = proof_worker.run(job(written, logits, "stock"))
+    assert record.passed, record.checks
+    name = next(name for name in written.source.tensors if name.endswith("bias"))
+
+    def flip(tensors):
+        tensors[name].view(torch.int16)[1] ^= 1
+
+    rewrite(tmp_path / "out", name, flip)
+    assert "original" in failures(proof_worker.run(job(written, logits, "stock")))
 
 
 @pytest.fixture(scope="module")
@@ -238,3 +253,15 @@ def test_a_cache_that_forgets_is_found(tmp_path):
 
     model.register_forward_pre_hook(forget, with_kwargs=True)
     assert not proof_worker.check_cache(model, ids, span=1.0).passed
+
+
+def test_inputs_are_not_rounded_while_the_cache_is_checked(tmp_path):
+    written = write(tiny.tiny_llama(tmp_path / "source"), tmp_path / "out", "compressed-tensors", W8A8)
+    model = proof_worker.load(written.stage, stock=True, trust_remote_code=False)
+    state = Reader(written.stage).state_dict(torch.float32)
+    dense = build_model(written.stage, state, dtype=torch.float32, device="cpu")
+    ids = torch.arange(24).unsqueeze(0)
+    with torch.inference_mode():
+        assert not torch.equal(model(ids).logits, dense(ids).logits)
+        assert proof_worker.check_cache(model, ids[0], span=1.0).passed
+        assert torch.equal(model(ids).logits, dense(ids).logits)

@@ -16,10 +16,9 @@ from written import W4, W8A8, write
 from compress.errors import BrokenResultError, MissingResourceError
 from compress.formats import plain
 from compress.formats.layout import Shard, StoredTensor
-from compress.formats.write import write_checkpoint, write_shard
+from compress.formats.write import write_shard
 from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original
-from compress.progress import Silent
 
 LAYER = "model.layers.1.mlp.up_proj"
 
@@ -68,19 +67,7 @@ def test_a_broken_weight_is_refused_by_name(tmp_path, spoil):
 
 
 def cast(source, stage, dtype):
-    checkpoint = open_checkpoint(source)
-    return write_checkpoint(
-        checkpoint,
-        stage,
-        format_name="safetensors",
-        layers=[],
-        schemes={},
-        quantized={}.__getitem__,
-        cast=dtype,
-        max_shard_size=10**9,
-        trust_remote_code=False,
-        progress=Silent(),
-    )
+    return write(source, stage, "safetensors", lambda _layer: None, cast=dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

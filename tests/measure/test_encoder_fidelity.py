@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from compress.data.windows import Windows
 from tiny import tiny_bert
 
+from compress.data.windows import Windows
 from compress.errors import BrokenResultError, UsageError
 from compress.measure.encoder import (
     EncoderTexts,
@@ -41,6 +41,10 @@ def texts(count: int) -> Windows:
     generator = torch.Generator().manual_seed(7)
     ids = tuple(torch.randint(0, 256, (5 + index % 7,), generator=generator) for index in range(count))
     return Windows(
+        source="random",
+        length=max(map(len, ids)),
+        lines_read=count,
+        tokens_asked=None,
         ids=ids,
         special=1,
         tokens=sum(map(len, ids)),

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from compress.data.windows import Windows
 from tiny import tiny_llama
 
+from compress.data.windows import Windows
 from compress.errors import BrokenResultError, UsageError
 from compress.measure import fidelity
 from compress.measure.fidelity import FidelityTokens, compare_logits, fidelity_measurements
@@ -22,6 +22,10 @@ def windows(*lengths: int, special: int = 0) -> Windows:
     generator = torch.Generator().manual_seed(7)
     ids = tuple(torch.randint(0, 256, (length,), generator=generator) for length in lengths)
     return Windows(
+        source="random",
+        length=max(map(len, ids)),
+        lines_read=len(lengths),
+        tokens_asked=None,
         ids=ids,
         special=special,
         tokens=sum(lengths),

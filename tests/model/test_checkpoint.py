@@ -78,9 +78,7 @@ def test_content_hash_follows_config_and_weights_only(folder: Path) -> None:
 
 def test_a_quantized_folder_opens_and_says_so(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": "gptq"}})
-    )
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
     assert open_checkpoint(folder).is_quantized
 
 

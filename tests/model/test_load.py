@@ -35,9 +35,7 @@ def _logits(model: torch.nn.Module) -> torch.Tensor:
 
 def _edit_config(folder: Path, **changes: object) -> None:
     config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(
-        json.dumps({key: value for key, value in config.items() if value is not None})
-    )
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
 def _toggle_prefix(weights: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -75,9 +73,7 @@ def test_built_from_weights_equals_a_load_from_disk(make: Callable[..., Path], t
             assert torch.equal(built, loaded), name
 
 
-@pytest.mark.parametrize(
-    "make", [tiny.tiny_gpt2, tiny.tiny_opt, tiny.tiny_gemma3], ids=lambda make: make.__name__
-)
+@pytest.mark.parametrize("make", [tiny.tiny_gpt2, tiny.tiny_opt, tiny.tiny_gemma3], ids=lambda make: make.__name__)
 def test_ties_are_restored(make: Callable[..., Path], tmp_path: Path) -> None:
     folder = make(tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
@@ -105,9 +101,7 @@ def test_generation_config_comes_along(tmp_path: Path) -> None:
     folder = tiny.tiny_llama(tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
     weights = load_file(folder / "model.safetensors")
-    assert (
-        build_model(folder, weights, dtype=torch.float32, device="cpu").generation_config.temperature == 0.6
-    )
+    assert build_model(folder, weights, dtype=torch.float32, device="cpu").generation_config.temperature == 0.6
 
 
 def test_all_faults_of_the_weights_are_listed(tmp_path: Path) -> None:

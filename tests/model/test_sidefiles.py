@@ -9,7 +9,7 @@ import torch
 import transformers
 from tiny import tiny_llama
 
-from compress.errors import UsageError
+from compress.errors import MissingResourceError, UsageError
 from compress.model.sidefiles import copy_side_files, side_files, tokenizer_files, wanted
 
 
@@ -103,14 +103,16 @@ def test_permissions_are_the_umasks(source: Path, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "stage" / "LICENSE").stat().st_mode) == 0o640
 
 
-def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "LICENSE").write_text("x")
-    if os.access("/", os.W_OK):
-        pytest.skip("root reads everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file_is_named(source: Path, tmp_path: Path) -> None:
     (source / "LICENSE").chmod(0)
     with pytest.raises(UsageError, match="LICENSE cannot be read"):
+        copy_side_files(source, tmp_path / "stage")
+
+
+def test_a_place_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "stage").write_text("a file")
+    with pytest.raises(MissingResourceError, match="cannot be written"):
         copy_side_files(source, tmp_path / "stage")
 
 

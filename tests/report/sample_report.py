@@ -132,7 +132,7 @@ def sample_report(
         "quantize",
         {"target": "int4", "algorithm": "gptq", "format": "compressed-tensors", "group_size": 64},
         layers=tuple(layer_records()),
-        calibration={"source": "default", "samples": 32, "length": 512, "tokens": 16384},
+        calibration={"source": "default", "samples": 32, "length": 512, "tokens_used": 16384},
     )
     proof = {
         "method": "transformers 5.24.0",
@@ -157,8 +157,8 @@ def sample_report(
                 content_hash="5af571cbf074e6d21a03528d2330792e532ca608f24ac70a143f6b369968ab8c",
                 model_type="llama",
             ),
-            calibration={"source": "default", "tokens": 16384},
-            evaluation={"source": "default", "tokens": 8192},
+            calibration={"source": "default", "tokens_used": 16384},
+            evaluation={"source": "default", "tokens_used": 8192},
         ),
         output=OUTPUT,
         format_name="compressed-tensors",

@@ -79,7 +79,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        api = re.fullmatch(r"/api/(models|datasets)/(?P<id>[^/]+/[^/]+)(/(revision|tree|paths-info)/(?P<rev>[^/]+))?", path)
+        api = re.fullmatch(
+            r"/api/(models|datasets)/(?P<id>[^/]+/[^/]+)(/(revision|tree|paths-info)/(?P<rev>[^/]+)(/(?P<under>.+))?)?",
+            path,
+        )
         file = re.fullmatch(r"/(datasets/)?(?P<id>[^/]+/[^/]+)/resolve/(?P<rev>[^/]+)/(?P<file>.+)", path)
         match = api or file
         if match is None or match["id"] not in self.hub.repositories:
@@ -92,12 +95,24 @@ class _Handler(BaseHTTPRequestHandler):
         folder = self.hub.folder(match["id"], commit)
         if file:
             return self._file(folder / file["file"], commit)
-        if "/tree/" in path:
-            return self._json(
-                [{"type": "file", "oid": _etag(f), "size": f.stat().st_size, "path": n} for n, f in _files(folder)]
-            )
+        if "/tree/" in path or "/paths-info/" in path:
+            return self._listing(folder, match["under"])
         siblings = [{"rfilename": name, "size": file.stat().st_size} for name, file in _files(folder)]
         return self._json({"id": match["id"], "sha": commit, "siblings": siblings, "private": False, "tags": []})
+
+    def _listing(self, folder: Path, under: str | None) -> None:
+        """The files below a subfolder (GET tree), or those named in the request (POST paths-info)."""
+        if under and not (folder / under).is_dir():
+            return self._error(404, "EntryNotFound", "Entry not found")
+        asked = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        names = set(json.loads(asked)["paths"]) if self.command == "POST" else None
+        return self._json(
+            [
+                {"type": "file", "oid": _etag(file), "size": file.stat().st_size, "path": name}
+                for name, file in _files(folder)
+                if (names is None or name in names) and name.startswith(f"{under}/" if under else "")
+            ]
+        )
 
     def _file(self, file: Path, commit: str) -> None:
         if not file.is_file():
@@ -122,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
         self.end_headers()
-        sent = body if self.command == "GET" else b""
+        sent = b"" if self.command == "HEAD" else body
         self.hub.answers.append((self.command, urlsplit(self.path).path, len(sent)))
         self.wfile.write(sent)
 

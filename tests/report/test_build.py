@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from sample_report import OUTPUT, fidelity, sample_measurements, sample_report
+
+from compress.errors import MissingResourceError
+from compress.metrics import METRICS
+from compress.records import Interval, LayerRecord, Measurement, StepRecord
+from compress.report.build import layer_part, measurement_part, plain, step_part
+from compress.report.schema import Report, read_report, write_report
+
+
+def refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_report_survives_the_file(tmp_path: Path) -> None:
+    report = sample_report()
+    path = tmp_path / "report" / "report.json"
+    write_report(report, path)
+    assert read_report(path) == report
+    assert read_report(tmp_path) == report
+
+
+def test_every_number_has_unit_and_definition() -> None:
+    for part in sample_report().measurements:
+        assert part.unit == METRICS[part.metric].unit
+        assert part.definition == METRICS[part.metric].definition
+
+
+def test_stored_values_are_never_rounded() -> None:
+    stored = [part.value for part in sample_report().measurements]
+    assert stored == [m.value for m in sample_measurements()]
+    assert 117.203344 / 269.060552 in stored
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    broken = [
+        Measurement("kl.mean", "result/original", math.nan, conditions={"loss": math.inf}),
+        Measurement(
+            "perplexity.ratio",
+            "result/original",
+            1.0,
+            interval=Interval(math.nan, 1.1, 0.95, "bootstrap"),
+            one_sided={0.95: (-math.inf, 1.1)},
+        ),
+    ]
+    path = tmp_path / "report.json"
+    write_report(sample_report([*fidelity()[:3], *broken]), path)
+    data = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
+    kl, ratio = data["measurements"][-2:]
+    assert kl["value"] is None
+    assert kl["note"] == "the value was not a finite number"
+    assert kl["conditions"] == {"loss": None}
+    assert ratio["interval"] is None
+    assert ratio["one_sided"] == [{"level": 0.95, "lower": None, "upper": 1.1}]
+
+
+def test_a_lost_value_keeps_its_own_note() -> None:
+    part = measurement_part(Measurement("kl.mean", "result", math.inf, note="first window only"))
+    assert part.note == "first window only; the value was not a finite number"
+
+
+def test_layer_errors_that_are_not_finite_become_notes() -> None:
+    part = layer_part(LayerRecord("a.b", (2, 3), error_after=math.nan, error_before=0.5, notes=("dead column",)))
+    assert part.error_after is None
+    assert part.error_before == 0.5
+    assert part.notes == ("dead column", "error_after was not a finite number")
+
+
+def test_totals_count_the_layers() -> None:
+    step = StepRecord(
+        "quantize",
+        {"algorithm": "gptq"},
+        layers=(
+            LayerRecord("a", (2, 2), algorithm="gptq"),
+            LayerRecord("b", (2, 2), algorithm="rtn"),
+            LayerRecord("c", (2, 2), skipped="tied"),
+        ),
+        calibration={"tokens_used": 4096},
+    )
+    totals = step_part(step).totals
+    assert (totals.layers_quantized, totals.layers_skipped, totals.layers_fallback) == (2, 1, 1)
+    assert totals.calibration_tokens == 4096
+
+
+def test_gates_carry_what_was_asked_and_judged() -> None:
+    size, ratio = sample_report().verdict.gates[1:3]
+    assert (size.expression, size.value, size.threshold, size.unit) == ("size <= 120MB", 117.203344, 120.0, "MB")
+    assert size.bound is None
+    assert ratio.level == 0.95
+    assert ratio.bound is not None
+    assert ratio.bound.lower == pytest.approx(1.0581 * 1.005)
+    assert ratio.line == 23
+
+
+def test_a_gate_on_what_was_not_measured_has_no_value() -> None:
+    (gate,) = sample_report(fidelity(), ("latency.ttft <= 50ms",)).verdict.gates
+    assert gate.value is None
+    assert gate.outcome == "INCONCLUSIVE"
+
+
+def test_plain_makes_json_of_anything() -> None:
+    value = {Path("a"): (1, 2.5, math.nan), "set": {"b", "a"}, "none": None, "yes": True}
+    assert plain(value) == {"a": [1, 2.5, None], "set": ["a", "b"], "none": None, "yes": True}
+
+
+def test_report_is_frozen_and_refuses_unknown_keys() -> None:
+    report = sample_report()
+    with pytest.raises(ValidationError, match="frozen"):
+        report.output = "elsewhere"
+    with pytest.raises(ValidationError, match="extra_forbidden"):
+        Report.model_validate(report.model_dump() | {"extra": 1})
+
+
+def test_another_schema_version_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(sample_report().model_dump_json().replace('"schema_version":1', '"schema_version":2'))
+    with pytest.raises(MissingResourceError, match="schema version 1"):
+        read_report(path)
+
+
+def test_no_report_is_an_error_that_names_the_place(tmp_path: Path) -> None:
+    with pytest.raises(MissingResourceError, match="nowhere"):
+        read_report(tmp_path / "nowhere.json")
+
+
+def remarks_of(*measurements: Measurement, proved: bool = True) -> str:
+    return "\n".join(sample_report(list(measurements), (), proved=proved).remarks)
+
+
+def ratio(value: float, low: float, high: float, **conditions: str) -> Measurement:
+    interval = Interval(low, high, 0.95, "bootstrap")
+    return Measurement("latency.tpot.ratio", "result/original", value, 20, interval, conditions=conditions)
+
+
+def test_no_remark_on_speed_when_it_is_faster() -> None:
+    assert "faster" not in remarks_of(ratio(0.8, 0.75, 0.85)).replace("that the result is faster", "")
+
+
+def test_not_faster_is_said_with_the_reason() -> None:
+    text = remarks_of(ratio(0.99, 0.96, 1.02))
+    assert "not faster: each further token takes 0.990x the original's time [0.960, 1.020]" in text
+    assert "expands these weights to dense matrices" in text
+
+
+def test_slower_is_said() -> None:
+    text = remarks_of(ratio(1.1, 1.0, 1.2), ratio(1.2, 1.15, 1.25))
+    assert "slower: each further token takes 1.200x the original's time [1.150, 1.250]" in text
+
+
+def test_the_fastest_original_is_the_one_to_beat() -> None:
+    same = ratio(0.7, 0.65, 0.75, dtype="float32", original_dtype="float32", comparison="same dtype")
+    best = ratio(1.3, 1.2, 1.4, dtype="float32", original_dtype="bfloat16", comparison="fastest original")
+    assert "(result in float32, original in bfloat16)" in remarks_of(same, best)
+
+
+def test_missing_measurements_and_proof_are_said() -> None:
+    text = remarks_of(fidelity()[0], proved=False)
+    assert "not proved" in text
+    assert "accuracy was not measured" in text
+    assert "speed was not measured" in text
+
+
+def test_memory_that_did_not_shrink_is_said() -> None:
+    peaks = [Measurement("memory.peak", subject, value) for subject, value in (("original", 640.0), ("result", 655.0))]
+    assert "smaller on disk, not in memory" in remarks_of(*peaks)
+    assert "in memory" not in remarks_of(peaks[0], replace(peaks[1], value=300.0))
+
+
+def test_output_is_as_the_user_named_it() -> None:
+    assert sample_report().output == OUTPUT
