@@ -83,9 +83,7 @@ class Journal:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != self._files[part]:
-            raise BrokenResultError(
-                f"{path.name}: changed on disk since it was written.", hint="Start the run again."
-            )
+            raise BrokenResultError(f"{path.name}: changed on disk since it was written.", hint="Start the run again.")
 
 
 def _write(path: Path, data: bytes) -> None:

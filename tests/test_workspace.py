@@ -32,9 +32,7 @@ def ours(folder: Path, *extra: str) -> Path:
 
 
 @pytest.mark.parametrize("spelling", ["m", "m/../m", "./m", "m/out", "m/a/b", "."])
-def test_output_in_or_around_the_input_is_refused(
-    model: Path, spelling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_in_or_around_the_input_is_refused(model: Path, spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """H13."""
     monkeypatch.chdir(model.parent)
     for overwrite in (False, True):
@@ -113,9 +111,14 @@ def test_publish_replaces_the_old_folder_and_leaves_nothing_else(model: Path, tm
 
 def test_a_failed_run_leaves_no_trace(tmp_path: Path) -> None:
     output = tmp_path / "deep" / "er" / "out"
-    with pytest.raises(KeyboardInterrupt), opened(output) as workspace:
-        (workspace.stage / "half").write_text("x")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with opened(output) as workspace:
+            (workspace.stage / "half").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert list(tmp_path.iterdir()) == []
 
 

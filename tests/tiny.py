@@ -11,11 +11,73 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-WORDS = (
-    "the of and a in to is was it for on as with by at from his an were are which this also be has had first one "
-    "their its new after who they have her she two been other when there all city river king war music water "
-    "stone light green north small early later known state world people house field book train ship"
-).split()
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "a",
+    "in",
+    "to",
+    "is",
+    "was",
+    "it",
+    "for",
+    "on",
+    "as",
+    "with",
+    "by",
+    "at",
+    "from",
+    "his",
+    "an",
+    "were",
+    "are",
+    "which",
+    "this",
+    "also",
+    "be",
+    "has",
+    "had",
+    "first",
+    "one",
+    "their",
+    "its",
+    "new",
+    "after",
+    "who",
+    "they",
+    "have",
+    "her",
+    "she",
+    "two",
+    "been",
+    "other",
+    "when",
+    "there",
+    "all",
+    "city",
+    "river",
+    "king",
+    "war",
+    "music",
+    "water",
+    "stone",
+    "light",
+    "green",
+    "north",
+    "small",
+    "early",
+    "later",
+    "known",
+    "state",
+    "world",
+    "people",
+    "house",
+    "field",
+    "book",
+    "train",
+    "ship",
+]
 
 
 def byte_tokenizer(**special: str) -> PreTrainedTokenizerFast:
@@ -43,9 +105,7 @@ def sentences(count: int = 64, seed: int = 0) -> list[str]:
 def write_text(path: Path, count: int = 64, seed: int = 0) -> Path:
     """A jsonl file with key `text`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(json.dumps({"text": line}) + "\n" for line in sentences(count, seed)), encoding="utf-8"
-    )
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in sentences(count, seed)), encoding="utf-8")
     return path
 
 
@@ -101,9 +161,7 @@ def tiny_qwen3(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0,
 
 
 def tiny_gemma3(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
-    fields = _llama_like(
-        sliding_window=32, tie_word_embeddings=True, query_pre_attn_scalar=8, num_hidden_layers=3
-    )
+    fields = _llama_like(sliding_window=32, tie_word_embeddings=True, query_pre_attn_scalar=8, num_hidden_layers=3)
     fields |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]} | overrides
     return _decoder(folder, transformers.Gemma3TextConfig(**fields), dtype, seed)
 

@@ -46,9 +46,7 @@ def run_recipe(
     from compress.pipeline.run import run
     from compress.report.text import report_text
 
-    options = Options(
-        overwrite=overwrite, device=device, trust_remote_code=trust_remote_code, command=typed_command()
-    )
+    options = Options(overwrite=overwrite, device=device, trust_remote_code=trust_remote_code, command=typed_command())
     result = run(recipe, options, terminal)
     report_file = None if result.report_file is None else str(result.report_file)
     terminal.result(report_text(result.report, report_path=report_file))

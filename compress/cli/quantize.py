@@ -22,9 +22,7 @@ def quantize(
     algorithm: Annotated[
         str | None, typer.Option(help="gptq or rtn. Default: gptq for int4, rtn for the others.")
     ] = None,
-    format: Annotated[
-        str | None, typer.Option(help="compressed-tensors or gptq. Default: compressed-tensors.")
-    ] = None,
+    format: Annotated[str | None, typer.Option(help="compressed-tensors or gptq. Default: compressed-tensors.")] = None,
     group_size: Annotated[
         str | None, typer.Option(metavar="auto|-1|N", help="Input columns that share a scale; -1: a whole row.")
     ] = None,
@@ -42,11 +40,16 @@ def quantize(
         int | None, typer.Option(help="Windows on the device together.", rich_help_panel=_CALIBRATION)
     ] = None,
     evaluate: Annotated[
-        bool | None, typer.Option("--evaluate/--no-evaluate", help="Compare with the original on held-out text.")
+        bool | None,
+        typer.Option(
+            "--evaluate/--no-evaluate", help="Compare with the original on held-out text.  [default: evaluate]"
+        ),
     ] = None,
     evaluation: Annotated[str | None, typer.Option(metavar="TEXT", rich_help_panel=_EVALUATION)] = None,
     evaluation_tokens: Annotated[str | None, typer.Option(metavar="N", rich_help_panel=_EVALUATION)] = None,
-    bench: Annotated[bool, typer.Option("--bench/--no-bench", help="Measure latency and memory.")] = True,
+    bench: Annotated[
+        bool | None, typer.Option("--bench/--no-bench", help="Measure latency and memory.  [default: bench]")
+    ] = None,
     bench_seconds: Annotated[float | None, typer.Option(help="Measuring time.", rich_help_panel=_BENCH)] = None,
     prompt: Annotated[int | None, typer.Option(help="Tokens in the prompt.", rich_help_panel=_BENCH)] = None,
     new_tokens: Annotated[int | None, typer.Option(help="Tokens to generate.", rich_help_panel=_BENCH)] = None,
@@ -78,10 +81,10 @@ def quantize(
         "--samples": samples,
         "--length": length,
         "--batch-size": batch_size,
-        "--evaluate": evaluate,
+        "--evaluate": evaluate is not False,
         "--evaluation": evaluation,
         "--evaluation-tokens": evaluation_tokens,
-        "--bench": bench,
+        "--bench": bench is not False,
         "--bench-seconds": bench_seconds,
         "--prompt": prompt,
         "--new-tokens": new_tokens,
@@ -97,7 +100,5 @@ def quantize(
 
     finish(
         terminal,
-        lambda: run_recipe(
-            terminal, load, overwrite=overwrite, device=device, trust_remote_code=trust_remote_code
-        ),
+        lambda: run_recipe(terminal, load, overwrite=overwrite, device=device, trust_remote_code=trust_remote_code),
     )

@@ -29,7 +29,5 @@ def run(
 
     finish(
         terminal,
-        lambda: run_recipe(
-            terminal, load, overwrite=overwrite, device=device, trust_remote_code=trust_remote_code
-        ),
+        lambda: run_recipe(terminal, load, overwrite=overwrite, device=device, trust_remote_code=trust_remote_code),
     )

@@ -24,7 +24,7 @@ from compress.formats.layout import Shard, layer_tensors, shard_layout, stored_t
 from compress.model.anatomy import LinearLayer, anatomy
 from compress.model.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from compress.model.sidefiles import copy_side_files
-from compress.progress import Progress
+from compress.progress import Advance, Progress
 from compress.scheme import QuantizedWeight, Scheme
 
 GPTQ_CONFIG_FILE = "quantize_config.json"
@@ -77,11 +77,10 @@ def write_checkpoint(
     pieces = _Pieces(source, format_name, layers, schemes, quantized, cast)
     stage.mkdir(parents=True, exist_ok=True)
     written = []
-    with progress.phase("write weights", sum(shard.nbytes for shard in shards)) as advance:
+    with progress.phase("write weights", sum(shard.data_bytes for shard in shards)) as advance:
         for shard in shards:
-            write_shard(stage, shard, pieces.of(shard))
+            write_shard(stage, shard, pieces.of(shard, advance))
             written.append(shard.file)
-            advance(shard.nbytes)
     if len(shards) > 1:
         _write_text(stage / INDEX_FILE, _dump(_index(shards), sort=True))
         written.append(INDEX_FILE)
@@ -136,15 +135,19 @@ class _Pieces:
         self._owner = {tensor.name: name for name, tensors in self._planned.items() for tensor in tensors}
         self._schemes = schemes
 
-    def of(self, shard: Shard) -> dict[str, torch.Tensor]:
+    def of(self, shard: Shard, advance: Advance) -> dict[str, torch.Tensor]:
+        """All tensors of one file; advances by the bytes of each as it is ready."""
         wanted = {tensor.name for tensor in shard.tensors}
         copied = sorted(wanted - self._owner.keys())
         tensors = {
             name: plain.cast_tensor(name, tensor, self._cast) for name, tensor in self._source.read_many(copied).items()
         }
+        advance(sum(tensor.nbytes for tensor in tensors.values()))
         for name in sorted({self._owner[tensor] for tensor in wanted & self._owner.keys()}):
             packed = self._packed(name)
-            tensors.update((key, packed[key]) for key in packed.keys() & wanted)
+            here = {key: packed[key] for key in packed.keys() & wanted}
+            advance(sum(tensor.nbytes for tensor in here.values()))
+            tensors |= here
         return tensors
 
     def _packed(self, name: str) -> dict[str, torch.Tensor]:
@@ -268,5 +271,5 @@ def _space_for(path: Path, needed: int) -> Iterator[None]:
         free = shutil.disk_usage(path.parent).free
         raise MissingResourceError(
             f"{path}: the disk is full: the file needs {needed} bytes, {free} are free.",
-            hint="Free some space and run again with --resume, or choose another output.",
+            hint="Free some space, or choose another output with -o.",
         ) from error

@@ -65,12 +65,13 @@ def run_protocol(
     Args:
         sample: times variant i once.
         floor_of: the variant that is measured against itself.
-        seconds: measuring time for the floor and the rounds together; warm-up is not in it. At least
+        seconds: measuring time for the floor and the rounds together; warm-up takes at most as
+            long again. At least
             ROUNDS_LEAST rounds are made of each, however long they take.
     """
 
     def alone(variant: int) -> WarmUp:
-        return warm_up(lambda: sample(variant), seconds=seconds, clock=clock)
+        return warm_up(lambda: sample(variant), seconds=seconds / variants, clock=clock)
 
     warm_ups = []
     with progress.phase("latency: warm-up", variants) as advance:

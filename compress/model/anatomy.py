@@ -210,19 +210,14 @@ def _file_prefix(checkpoint: Checkpoint, entry: Architecture) -> str:
 
 def _module_prefix(config: Mapping[str, Any], entry: Architecture) -> str:
     classes = config.get("architectures") or []
-    if classes:
-        bare = classes[0] == entry.base_class
-    else:
-        bare = entry.kind == "encoder"
+    bare = classes[0] == entry.base_class if classes else entry.kind == "encoder"
     return "" if bare else f"{entry.base}."
 
 
 def _depth(config: Mapping[str, Any], entry: Architecture) -> int:
     depth = config.get(entry.depth, config.get("num_hidden_layers"))
     if not isinstance(depth, int) or depth < 1:
-        raise UsageError(
-            f"config.json: {entry.depth} is {depth!r}; it must be the number of blocks, at least 1."
-        )
+        raise UsageError(f"config.json: {entry.depth} is {depth!r}; it must be the number of blocks, at least 1.")
     return depth
 
 
@@ -246,10 +241,7 @@ def _layer(
 
 def _tied(checkpoint: Checkpoint) -> bool:
     """transformers ties by default; a config that says nothing about it follows its class default (True)."""
-    return (
-        bool(checkpoint.config.get("tie_word_embeddings", True))
-        and "lm_head.weight" not in checkpoint.tensors
-    )
+    return bool(checkpoint.config.get("tie_word_embeddings", True)) and "lm_head.weight" not in checkpoint.tensors
 
 
 _REASONS = (

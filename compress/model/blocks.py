@@ -141,7 +141,7 @@ def _skeleton(checkpoint: Checkpoint, anatomy: Anatomy) -> nn.Module:
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
     with accelerate.init_empty_weights(include_buffers=False):
         model = model_class(checkpoint.config)(config)
-    model.eval()
+    model.train(False)
     base: nn.Module = getattr(model, anatomy.architecture.base) if anatomy.module_prefix else model
     return base
 

@@ -71,7 +71,9 @@ def open_job(plan: Plan, options: Options, here: Machine, progress: Progress) ->
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise MissingResourceError("--device cuda: torch sees no GPU.", hint="Use --device cpu, or see `compress doctor`.")
+        raise MissingResourceError(
+            "--device cuda: torch sees no GPU.", hint="Use --device cpu, or see `compress doctor`."
+        )
     torch.manual_seed(plan.recipe.seed)
     return Job(plan, options, device, compute_dtype(plan, device, here), progress)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from compress.model.checkpoint import Checkpoint
 from compress.pipeline.job import Job
@@ -57,7 +57,7 @@ def _fidelity(job: Job, result: Checkpoint, windows: Windows, raw: Raw) -> list[
     original_model = load_original(job.checkpoint, dtype=torch.float32, device=job.device, trust_remote_code=trusted)
     result_model = load_reference(result.folder, dtype=torch.float32, device=job.device, trust_remote_code=trusted)
     conditions = {"dtype": "float32", "device": job.device, "engine": "reference", "text": windows.facts()["source"]}
-    settings = {"levels": _levels(job), "seed": job.recipe.seed, "conditions": conditions}
+    settings: dict[str, Any] = {"levels": _levels(job), "seed": job.recipe.seed, "conditions": conditions}
     if job.plan.anatomy.kind == "decoder":
         from compress.measure.fidelity import compare_logits, fidelity_measurements
 
@@ -112,7 +112,7 @@ def _variants(job: Job, result: Checkpoint) -> tuple[list[Variant], list[str]]:
     if not _fits(job, dtypes):
         job.progress.say("Memory is short: latency is compared in float32 alone.")
         dtypes = ["float32"]
-    loader = "reference" if job.plan.format_name == "gptq" else "stock"
+    loader: Literal["stock", "reference"] = "reference" if job.plan.format_name == "gptq" else "stock"
     originals = [Variant(f"original {dtype}", job.checkpoint.folder, "stock", dtype) for dtype in dtypes]
     results = [Variant(f"result {dtype}", result.folder, loader, dtype) for dtype in _result_dtypes(job, dtypes)]
     return [*originals, *results], [variant.label for variant in originals]

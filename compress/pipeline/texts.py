@@ -16,7 +16,9 @@ def read_texts(plan: Plan) -> tuple[Corpus | None, Corpus | None]:
     """Both texts, checked against each other before anything is loaded."""
     recipe = plan.recipe
     chat = _chat_template(plan)
-    calibration = read_corpus(recipe.calibration.source, part="calibration", chat_template=chat) if _calibrates(plan) else None
+    calibration = (
+        read_corpus(recipe.calibration.source, part="calibration", chat_template=chat) if _calibrates(plan) else None
+    )
     evaluation = None
     if recipe.evaluate is not None:
         evaluation = read_corpus(recipe.evaluate.fidelity.source, part="evaluation", chat_template=chat)

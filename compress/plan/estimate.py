@@ -88,9 +88,7 @@ def _quantize_flops(plan: Plan) -> float:
     widths = _hessian_widths(plan)
     forwards = 2 * 2.0 * tokens * _block_parameters(plan)
     hessians = 2.0 * tokens * sum(width**2 for width in widths)
-    solves = sum(
-        3.0 * layer.layer.width**3 + layer.layer.out * layer.layer.width**2 for layer in plan.quantized
-    )
+    solves = sum(3.0 * layer.layer.width**3 + layer.layer.out * layer.layer.width**2 for layer in plan.quantized)
     search = 450.0 * plan.quantized_parameters
     return forwards + hessians + solves + search
 

@@ -139,9 +139,7 @@ def _size(shape: Sequence[int]) -> int:
 def _check_dense(checkpoint: Checkpoint) -> None:
     if checkpoint.is_quantized:
         block = checkpoint.config.get("quantization_config") or {}
-        method = (
-            block.get("quant_method", "unknown method") if isinstance(block, Mapping) else "unknown method"
-        )
+        method = block.get("quant_method", "unknown method") if isinstance(block, Mapping) else "unknown method"
         raise UsageError(
             f"{checkpoint.source}: the model is quantized already ({method}); a second rounding would add its error "
             "to the first one's.",
@@ -153,9 +151,7 @@ def _check_format(parts: Anatomy, target: Target, format_name: str) -> None:
     if format_name == "compressed-tensors" and parts.architecture.transposed:
         others = [name for name in target.formats if name != format_name]
         ways = (
-            f"--format {others[0]}"
-            if others
-            else "--target int8-weight --format gptq or --target int4 --format gptq"
+            f"--format {others[0]}" if others else "--target int8-weight --format gptq or --target int4 --format gptq"
         )
         raise UsageError(
             f"{parts.model_type} cannot be written as compressed-tensors: its linear layers are transformers' Conv1D, "
@@ -218,9 +214,7 @@ def _check_group_size(size: int, layers: Sequence[LinearLayer]) -> None:
     if offenders:
         larger = any(layer.width < size for layer in offenders)
         rule = "A group larger than a layer's width is an error too. " if larger else ""
-        fitting = [
-            str(other) for other in AUTO_GROUP_SIZES if all(layer.width % other == 0 for layer in layers)
-        ]
+        fitting = [str(other) for other in AUTO_GROUP_SIZES if all(layer.width % other == 0 for layer in layers)]
         sizes = f"--group-size {' or '.join(fitting)}, " if fitting else ""
         raise UsageError(
             f"group size {size} does not divide the input width of {len(offenders)} layers. {rule}They are:\n"
@@ -233,9 +227,7 @@ def _offenders(layers: Sequence[LinearLayer]) -> str:
     return "\n".join(f"  {layer.name}: width {layer.width}" for layer in layers)
 
 
-def _planned(
-    layer: LinearLayer, scheme: Scheme | None, skipped: Mapping[str, str], target: Target
-) -> PlannedLayer:
+def _planned(layer: LinearLayer, scheme: Scheme | None, skipped: Mapping[str, str], target: Target) -> PlannedLayer:
     if scheme is None:
         return PlannedLayer(layer, None, f"cast to {target.cast}")
     if layer.name in skipped:

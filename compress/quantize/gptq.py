@@ -48,9 +48,7 @@ class GptqResult:
     dead_columns: int
 
 
-def gptq(
-    W: torch.Tensor, H: torch.Tensor, scheme: Scheme, *, scale_dtype: torch.dtype, damping: float
-) -> GptqResult:
+def gptq(W: torch.Tensor, H: torch.Tensor, scheme: Scheme, *, scale_dtype: torch.dtype, damping: float) -> GptqResult:
     """Quantizes one weight.
 
     Args:

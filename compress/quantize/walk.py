@@ -31,7 +31,7 @@ from compress.records import LayerRecord
 from compress.scheme import QuantizedWeight, Scheme
 
 SavePart = Callable[[str, Mapping[str, QuantizedWeight]], None]
-# Round-to-nearest without data: errors beyond the square are what hurts; 2.4 as in the searched baselines of HQQ-like work.
+# Without data large errors hurt more than their square says: 2.4 measures better than 2 on the sample models.
 NEAREST_POWER = 2.4
 
 
@@ -134,9 +134,7 @@ class _Share:
         self._left = 0.0
 
 
-def _first_inputs(
-    model: BlockModel, windows: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[list[Call]]]:
+def _first_inputs(model: BlockModel, windows: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[list[Call]]]:
     """Inputs of block 0 for every window and, for every window, how each block is called.
 
     Calls depend on the length alone, so windows of one length share them.
@@ -216,9 +214,7 @@ def _quantize_layer(
     if result.damping is None:
         notes.append("the Hessian could not be factored at any damping: rounded to nearest")
     elif result.damping != settings.damping:
-        notes.append(
-            f"damping raised from {settings.damping:g} to {result.damping:g}: the Hessian was singular"
-        )
+        notes.append(f"damping raised from {settings.damping:g} to {result.damping:g}: the Hessian was singular")
     algorithm = "rtn" if result.damping is None else "gptq"
     record = _record(plan, W, result.weight, H, algorithm, tokens=tokens, damping=result.damping, notes=notes)
     return result.weight, record
@@ -302,9 +298,7 @@ def _record(
     plain = quantize_nearest(W, max_abs_scale(W, plan.scheme, plan.scale_dtype), plan.scheme)
     dense = quantized.dequantize(torch.float32)
     zero_groups = int((W.reshape(W.shape[0], quantized.scale.shape[1], -1) == 0).all(dim=-1).sum())
-    remarks = (
-        [*notes, f"{zero_groups} groups are all zero and stay exactly zero"] if zero_groups else list(notes)
-    )
+    remarks = [*notes, f"{zero_groups} groups are all zero and stay exactly zero"] if zero_groups else list(notes)
     return LayerRecord(
         name=plan.layer.name,
         shape=(plan.layer.out, plan.layer.width),

@@ -1,4 +1,7 @@
-"""`compress.json`: what a result was made from, and every file in it. No time stamps: the same run gives the same bytes."""
+"""`compress.json`: what a result was made from, and every file in it.
+
+No time stamps and no output path: the same run gives the same bytes.
+"""
 
 from __future__ import annotations
 

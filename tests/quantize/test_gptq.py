@@ -10,9 +10,7 @@ from compress.quantize.grid import output_error, quantize_nearest, search_scale
 from compress.scheme import PER_CHANNEL, Scheme
 
 
-def layer(
-    out: int = 8, width: int = 32, tokens: int = 256, seed: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def layer(out: int = 8, width: int = 32, tokens: int = 256, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """W [out, in] and H [in, in] of inputs that are correlated, so that repairing pays."""
     generator = torch.Generator().manual_seed(seed)
     mix = torch.randn(width, width, generator=generator)
@@ -51,9 +49,7 @@ def test_sweep_equals_the_definition(bits: int, width: int) -> None:
     assert output_error(W, fast * s, H) == pytest.approx(output_error(W, slow * s, H), rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "scheme", [Scheme(4, 8), Scheme(4, PER_CHANNEL), Scheme(8, 16)], ids=lambda s: s.label
-)
+@pytest.mark.parametrize("scheme", [Scheme(4, 8), Scheme(4, PER_CHANNEL), Scheme(8, 16)], ids=lambda s: s.label)
 def test_beats_rounding_on_the_same_scales(scheme: Scheme) -> None:
     W, H = layer()
     result = gptq(W, H, scheme, scale_dtype=torch.float32, damping=0.01)

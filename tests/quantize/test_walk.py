@@ -55,7 +55,7 @@ def whole_model_walk(folder: Path, ids: list[torch.Tensor]) -> dict[str, Quantiz
         inputs: dict[str, list[torch.Tensor]] = {layer.name: [] for layer in layers}
         handles = [
             model.get_submodule(layer.name).register_forward_pre_hook(
-                lambda _module, args, name=layer.name: inputs[name].append(args[0].reshape(-1, args[0].shape[-1]))
+                lambda _module, args, kept=inputs[layer.name]: kept.append(args[0].reshape(-1, args[0].shape[-1]))
             )
             for layer in layers
         ]
@@ -122,7 +122,9 @@ def test_few_tokens_raise_the_damping_and_say_so(tmp_path: Path) -> None:
 def test_statistics_that_overflow_stop_the_run_and_name_the_layer(tmp_path: Path) -> None:
     """H03 (b): x^2 overflows float32 in the inputs of layer 0."""
     folder = tiny.tiny_llama(tmp_path / "m")
-    _edit(folder, "model.layers.0.input_layernorm.weight", lambda tensor: tensor.index_fill_(0, torch.tensor([3]), 1e20))
+    _edit(
+        folder, "model.layers.0.input_layernorm.weight", lambda tensor: tensor.index_fill_(0, torch.tensor([3]), 1e20)
+    )
     with pytest.raises(BrokenResultError, match=r"model\.layers\.0\.self_attn\.\w_proj.*not finite"):
         walk(folder, windows())
 
@@ -131,11 +133,9 @@ def test_statistics_that_overflow_stop_the_run_and_name_the_layer(tmp_path: Path
 def test_nan_weights_are_named(algorithm: str, tmp_path: Path) -> None:
     folder = tiny.tiny_llama(tmp_path / "m")
     _edit(folder, "model.layers.1.mlp.down_proj.weight", lambda tensor: tensor[0].fill_(float("nan")))
+    run = {"gptq": lambda: walk(folder, windows()), "rtn": lambda: nearest_all(folder)}[algorithm]
     with pytest.raises(BrokenResultError, match=r"model\.layers\.1\.mlp\.down_proj"):
-        if algorithm == "gptq":
-            walk(folder, windows())
-        else:
-            nearest_all(folder)
+        run()
 
 
 def nearest_all(folder: Path) -> dict[str, QuantizedWeight]:

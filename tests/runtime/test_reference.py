@@ -23,12 +23,22 @@ def mixed(layer):
     return W8A8 if layer.name.endswith(("down_proj", "fc2", "output.dense")) else W4
 
 
-@pytest.mark.parametrize("choose", [W4, W8A16, W8A8, mixed], ids=["w4", "w8", "w8a8", "mixed"])
-@pytest.mark.parametrize(
-    "make", [tiny.tiny_llama, tiny.tiny_opt, tiny.tiny_bert, tiny.tiny_gemma3], ids=lambda f: f.__name__
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_the_reference_answers_as_stock_transformers_does(tmp_path, make, choose, dtype):
+CASES = {
+    "llama w4": (tiny.tiny_llama, W4, torch.float32),
+    "llama w8": (tiny.tiny_llama, W8A16, torch.float32),
+    "llama mixed": (tiny.tiny_llama, mixed, torch.float32),
+    "llama w4 bfloat16": (tiny.tiny_llama, W4, torch.bfloat16),
+    "llama w8a8 bfloat16": (tiny.tiny_llama, W8A8, torch.bfloat16),
+    "opt w8a8": (tiny.tiny_opt, W8A8, torch.float32),
+    "bert w8a8": (tiny.tiny_bert, W8A8, torch.float32),
+    "bert mixed": (tiny.tiny_bert, mixed, torch.float32),
+    "gemma3 w8a8": (tiny.tiny_gemma3, W8A8, torch.float32),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_reference_answers_as_stock_transformers_does(tmp_path, case):
+    make, choose, dtype = CASES[case]
     source = make(tmp_path / "source", dtype=dtype)
     write(source, tmp_path / "out", "compressed-tensors", choose)
     stock = load_original(open_checkpoint(tmp_path / "out"), dtype=dtype, device="cpu")
