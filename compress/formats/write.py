@@ -129,11 +129,13 @@ class _Pieces:
         cast: str | None,
     ) -> None:
         self._source, self._quantized, self._cast = source, quantized, cast
-        self._pack = _PACK.get(format_name)
+        self._format_name, self._schemes = format_name, schemes
         self._layers = {layer.name: layer for layer in layers if layer.name in schemes}
-        self._planned = {name: layer_tensors(format_name, layer, schemes[name]) for name, layer in self._layers.items()}
-        self._owner = {tensor.name: name for name, tensors in self._planned.items() for tensor in tensors}
-        self._schemes = schemes
+        self._owner = {
+            tensor.name: name
+            for name, layer in self._layers.items()
+            for tensor in layer_tensors(format_name, layer, schemes[name])
+        }
 
     def of(self, shard: Shard, advance: Advance) -> dict[str, torch.Tensor]:
         """All tensors of one file; advances by the bytes of each as it is ready."""
@@ -154,9 +156,7 @@ class _Pieces:
         layer = self._layers[name]
         weight = self._quantized(name)
         check_weight(layer, weight, self._schemes[name])
-        if self._pack is None:
-            raise BrokenResultError(f"{name}: a plain folder cannot hold a quantized weight.")
-        return self._pack(layer, weight)
+        return _PACK[self._format_name](layer, weight)
 
 
 def check_weight(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) -> None:
