@@ -1,4 +1,4 @@
-"""Paths, seeds and the sample models shared by all tests."""
+"""Paths, seeds and threads shared by all tests."""
 
 from __future__ import annotations
 
@@ -14,4 +14,5 @@ sys.path.insert(0, str(Path(__file__).parent))
 def _seeded() -> None:
     import torch
 
+    torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it gives
     torch.manual_seed(0)

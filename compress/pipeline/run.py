@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from compress.model.finite import check_finite
 from compress.model.hub import resolve
 from compress.pipeline.job import Options, check_resources, open_job
 from compress.pipeline.texts import calibration_windows, evaluation_windows, read_texts
@@ -59,6 +60,7 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
         from compress.pipeline.reporting import full_report, write_report_folder
 
         job = open_job(plan, options, here, progress)
+        check_finite(job.checkpoint, progress)
         fitting, held_out = calibration_windows(job, calibration), evaluation_windows(job, evaluation)
         built = build(job, workspace, fitting, held_out)
         measurements, raw = measure(job, built.checkpoint, held_out)

@@ -197,7 +197,9 @@ def small_disk(tmp_path: Path) -> Path:
     """A file system of 200 kB, which the parts of a tiny model already fill."""
     mount = tmp_path / "small"
     mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(mount)], check=False, capture_output=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(mount)], check=False, capture_output=True
+    )
     if done.returncode:
         pytest.skip("a small tmpfs cannot be mounted here (needs root)")
     yield mount  # type: ignore[misc]
@@ -227,7 +229,17 @@ def test_disk_that_fills_up_while_we_write(model: Path, small_disk: Path) -> Non
 def test_interrupted_in_the_middle(number: signal.Signals, model: Path, tmp_path: Path) -> None:
     before = hashes(model)
     process = subprocess.Popen(
-        [sys.executable, "-m", "compress", "quantize", str(model), "--target", "int4", "-o", str(tmp_path / "x" / "out")],
+        [
+            sys.executable,
+            "-m",
+            "compress",
+            "quantize",
+            str(model),
+            "--target",
+            "int4",
+            "-o",
+            str(tmp_path / "x" / "out"),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -277,5 +289,3 @@ def test_usage_errors(arguments: tuple[str, ...], tmp_path: Path) -> None:
 
 def test_verbose_shows_where_an_error_came_from(tmp_path: Path) -> None:
     assert "Traceback" in compress("quantize", tmp_path / "none", *QUICK, "-v").stderr
-
-
