@@ -1,4 +1,4 @@
-"""Every architecture through every pair of target and format: quantized, proved in a fresh process, measured, judged."""
+"""Every architecture through every pair of target and format: quantized, proved by a fresh process, measured."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def load_reference(
     for name in reader.quantized_names:
         if reader.scheme(name).activation_bits is not None:
             module = _module(model, name)
-            module.register_forward_pre_hook(_round_inputs)
+            module.register_forward_pre_hook(round_inputs)
     return model
 
 
@@ -46,7 +46,7 @@ def _module(model: PreTrainedModel, name: str) -> torch.nn.Module:
     raise BrokenResultError(f"{name}: {type(model).__name__} has no such module.")
 
 
-def _round_inputs(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def round_inputs(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Rounds the first input [batch, tokens, width] to int8 and back, one scale per token."""
     from compressed_tensors.quantization.lifecycle.forward import fake_quantize
     from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
