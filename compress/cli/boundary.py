@@ -19,6 +19,7 @@ from compress.errors import (
     EXIT_INTERRUPTED,
     EXIT_MISSING_RESOURCE,
     EXIT_OK,
+    EXIT_USAGE,
     CompressError,
     RecipeError,
 )
@@ -113,6 +114,13 @@ def failure_of(error: BaseException) -> Failure:
         )
     if isinstance(error, OSError) and error.errno in DISK_FULL | NOT_ALLOWED:
         return operating_system_failure(error)
+    if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding():
+        return Failure(
+            EXIT_USAGE,
+            kind,
+            f"{error.object!r} cannot be a file name under this locale, whose encoding is {error.encoding}",
+            "set PYTHONUTF8=1, or a UTF-8 locale such as LC_ALL=C.UTF-8",
+        )
     return Failure(
         EXIT_INTERNAL,
         kind,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from compress.data.text import Corpus, check_disjoint, read_corpus
+from compress.model.hub import resolve
 from compress.pipeline.job import Job
 from compress.plan.planning import Plan
 
@@ -31,15 +34,20 @@ def _calibrates(plan: Plan) -> bool:
     return plan.algorithm == "gptq"
 
 
-def _chat_template(plan: Plan) -> Any:
-    """Renders chat messages with the model's own template, loading the tokenizer only when it is needed."""
+def _chat_template(plan: Plan) -> Callable[[list[dict[str, Any]]], str]:
+    """Renders chat messages with the model's own template.
 
-    def render(messages: list[dict[str, Any]]) -> str:
+    The tokenizer is loaded when the first message comes, and a hub model's files are downloaded for it.
+    """
+
+    @cache
+    def tokenizer() -> Any:
         from compress.model.load import load_tokenizer
 
-        return str(load_tokenizer(plan.checkpoint.folder).apply_chat_template(messages, tokenize=False))
+        checkpoint = plan.checkpoint if plan.checkpoint.has_weights else resolve(plan.recipe.model, weights=True)
+        return load_tokenizer(checkpoint.folder)
 
-    return render
+    return lambda messages: str(tokenizer().apply_chat_template(messages, tokenize=False))
 
 
 def calibration_windows(job: Job, corpus: Corpus | None) -> Windows | None:
@@ -62,7 +70,7 @@ def _windows(job: Job, corpus: Corpus, **size: int) -> Windows:
     from compress.model.load import load_tokenizer
 
     make = decoder_windows if job.plan.anatomy.kind == "decoder" else encoder_windows
-    return make(corpus, load_tokenizer(job.checkpoint.folder), **size)
+    return make(corpus, load_tokenizer(job.checkpoint.folder, trust_remote_code=job.options.trust_remote_code), **size)
 
 
 def capped(job: Job, length: int) -> int:

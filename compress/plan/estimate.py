@@ -45,7 +45,7 @@ def estimate(plan: Plan, machine: Machine) -> Estimate:
         memory_bytes=int(max(_quantize_bytes(plan), _evaluate_bytes(plan)) + PROGRAM_BYTES),
         disk_bytes=plan.weight_bytes + int(parts * 1.15),
         seconds=seconds,
-        rate=f"{gflops:g} GFLOP/s per core ({why}), {machine.usable_cores} cores",
+        rate=f"{gflops:g} GFLOP/s per core ({why}), {machine.usable_cores:g} cores",
     )
 
 

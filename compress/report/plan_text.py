@@ -123,22 +123,20 @@ def _left_table(plan: Plan) -> Table:
     return table
 
 
-def _bytes_table(plan: Plan) -> Table:
+def _bytes_table(plan: Plan) -> RenderableType:
     table = _table("file", "bytes", "MB")
     for shard in plan.shards:
         table.add_row(shard.file, f"{shard.nbytes:,}", f"{shard.nbytes / 1e6:,.1f}")
     before = _before(plan)
     share = f"{plan.weight_bytes / before:.3f} of the original's {before / 1e6:,.1f} MB"
     table.add_row("all", f"{plan.weight_bytes:,}", f"{plan.weight_bytes / 1e6:,.1f}")
-    table.caption, table.caption_justify = share, "left"
-    return table
+    return Group(table, Text(share, style="dim"))
 
 
-def _estimate_table(guess: Estimate) -> Table:
+def _estimate_table(guess: Estimate) -> RenderableType:
     table = _table("what", "about")
     table.add_row("memory", f"{guess.memory_bytes / 1e9:.1f} GB")
     table.add_row("disk while it runs", f"{guess.disk_bytes / 1e6:,.0f} MB")
     for phase, seconds in guess.seconds.items():
         table.add_row(phase, f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.0f} s")
-    table.caption, table.caption_justify = f"assuming {guess.rate}", "left"
-    return table
+    return Group(table, Text(f"assuming {guess.rate}", style="dim"))
