@@ -192,6 +192,11 @@ def anatomy(checkpoint: Checkpoint) -> Anatomy:
     )
 
 
+def is_floating(info: TensorInfo) -> bool:
+    """Whether a tensor holds numbers to compute with, and not ids or masks."""
+    return info.dtype.startswith(("F", "BF"))
+
+
 def _entry(checkpoint: Checkpoint) -> Architecture:
     entry = ARCHITECTURES.get(checkpoint.model_type)
     if entry is None:
@@ -245,19 +250,21 @@ def _tied(checkpoint: Checkpoint) -> bool:
 
 
 _REASONS = (
+    (re.compile(r"\.bias$"), "bias"),
+    (re.compile(r"(norm|ln_\d|ln_f|LayerNorm)", re.IGNORECASE), "norm"),
     (re.compile(r"(^|\.)(lm_head|embed_out|cls|score|classifier|qa_outputs)\."), "output head, protected"),
     (re.compile(r"(embed|embeddings|wte|wpe|shared)"), "embedding, protected"),
-    (re.compile(r"(norm|ln_\d|ln_f|LayerNorm)", re.IGNORECASE), "norm"),
     (re.compile(r"(^|\.)(router|gate)\.weight$"), "router, protected"),
-    (re.compile(r"\.bias$"), "bias"),
     (re.compile(r"pooler"), "pooler, outside the blocks"),
 )
 
 
 def _untouched(checkpoint: Checkpoint, quantizable: set[str], tied: bool) -> dict[str, str]:
     reasons = {}
-    for name in checkpoint.tensors:
-        if name not in quantizable:
+    for name, info in checkpoint.tensors.items():
+        if not is_floating(info):
+            reasons[name] = "a buffer, no weight"
+        elif name not in quantizable:
             found = (reason for pattern, reason in _REASONS if pattern.search(name))
             reasons[name] = next(found, "not a linear layer of a block")
     if tied and ARCHITECTURES[checkpoint.model_type].kind == "decoder":

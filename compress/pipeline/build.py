@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.journal import Journal
+from compress.model.anatomy import is_floating
 from compress.model.checkpoint import Checkpoint, open_checkpoint
 from compress.pipeline.job import Job
 from compress.pipeline.reporting import bare_report, model_part
@@ -111,7 +112,7 @@ def _left_alone(plan: Plan) -> list[LayerRecord]:
         info = plan.checkpoint.tensors.get(name)
         if info is None:
             records.append(LayerRecord(name, (), skipped=reason))
-        elif len(info.shape) >= 2:
+        elif len(info.shape) >= 2 and is_floating(info):
             records.append(LayerRecord(plan.anatomy.module_name(name), tuple(info.shape), skipped=reason))
     return records
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from compress.errors import UsageError
 from compress.formats.layout import Shard, scale_dtype, shard_layout, stored_tensors
-from compress.model.anatomy import Anatomy, LinearLayer, anatomy
+from compress.model.anatomy import Anatomy, LinearLayer, anatomy, is_floating
 from compress.model.checkpoint import Checkpoint
 from compress.recipe.schema import Quantize, Recipe
 from compress.scheme import AUTO_GROUP_SIZES, PER_CHANNEL, TARGETS, Scheme, Target
@@ -65,7 +65,7 @@ class Plan:
     @property
     def parameters(self) -> int:
         """Weights that the model computes with; a tied tensor counts once."""
-        return sum(_size(info.shape) for info in self.checkpoint.tensors.values())
+        return sum(_size(info.shape) for info in self.checkpoint.tensors.values() if is_floating(info))
 
     @property
     def quantized_parameters(self) -> int:
@@ -96,6 +96,7 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     parts = anatomy(checkpoint)
     format_name = step.format or target.formats[0]
     _check_format(parts, target, format_name)
+    _check_gates(recipe, parts, target)
     skipped = _skipped(step, parts)
     wanted = [layer for layer in parts.layers if layer.name not in skipped] if target.bits else []
     scheme = _scheme(step, target, wanted)
@@ -158,6 +159,23 @@ def _check_format(parts: Anatomy, target: Target, format_name: str) -> None:
             "and the format holds Linear and Embedding layers only.",
             hint=f"Use {ways}.",
         )
+
+
+_DECODERS_ONLY = ("kl.", "top1.", "perplexity", "latency.ttft", "latency.tpot")
+_ENCODERS_ONLY = ("cosine.", "latency.forward")
+
+
+def _check_gates(recipe: Recipe, parts: Anatomy, target: Target) -> None:
+    """Refuses gates on what cannot be measured for this kind of model, instead of leaving them undecided."""
+    foreign = _DECODERS_ONLY if parts.kind == "encoder" else _ENCODERS_ONLY
+    faults: list[tuple[tuple[str | int, ...], str]] = []
+    for index, gate in enumerate(recipe.gates):
+        if gate.metric.startswith(foreign):
+            faults.append((("gates", index), f"{gate.metric} is not measured for models of this kind ({parts.kind})"))
+        elif gate.metric == "bits_per_weight" and target.cast:
+            faults.append((("gates", index), f"target {target.name} is a cast and has no bits_per_weight"))
+    if faults:
+        raise recipe.error(faults)
 
 
 def _matches(name: str, glob: str) -> bool:

@@ -122,6 +122,33 @@ def test_a_quantized_model_is_refused(tmp_path: Path) -> None:
         planned(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "gate", "target"),
+    [
+        ("bert", "kl.mean <= 0.1", "int4"),
+        ("bert", "latency.tpot <= 9ms", "int4"),
+        ("llama", "cosine.mean >= 0.9", "int4"),
+        ("llama", "bits_per_weight <= 5", "bf16"),
+    ],
+)
+def test_a_gate_that_can_never_be_measured_is_refused(name: str, gate: str, target: str, tmp_path: Path) -> None:
+    folder = getattr(tiny, f"tiny_{name}")(tmp_path / "m")
+    wanted = {"version": 1, "model": str(folder), "steps": [{"quantize": {"target": target}}], "gates": [gate]}
+    with pytest.raises(UsageError, match=gate.split()[0]):
+        make_plan(Recipe.model_validate(wanted | {"bench": {}}), open_checkpoint(folder))
+
+
+def test_a_buffer_is_no_weight(tmp_path: Path) -> None:
+    """Old BERT files hold position_ids, which is a matrix of integers."""
+    folder = tiny.tiny_bert(tmp_path / "m")
+    checkpoint = open_checkpoint(folder)
+    name = "embeddings.position_ids"
+    tensors = dict(checkpoint.tensors) | {name: TensorInfo(name, "I64", (1, 128), "model.safetensors")}
+    plan = make_plan(recipe(folder), replace(checkpoint, tensors=dict(sorted(tensors.items()))))
+    assert plan.anatomy.untouched[name] == "a buffer, no weight"
+    assert plan.parameters == planned(folder).parameters
+
+
 def test_missing_tensors_are_all_listed(tmp_path: Path) -> None:
     folder = tiny.tiny_llama(tmp_path / "m", num_hidden_layers=1)
     config = json.loads((folder / "config.json").read_text())
