@@ -2,10 +2,12 @@
 
     python scripts/bench_quantization.py --model FOLDER --second-text brown/test.txt [--peer-python PYTHON]
 
-All rows answer the same 32k tokens of two texts: Wikipedia leads (the calibration's own domain) and a second domain.
+All rows answer the same 16k tokens (--tokens) of each of two texts: Wikipedia leads, which is the calibration's own
+domain, and a second domain.
 KL is the mean over tokens of KL(original || row), nats, in float32 on dequantized weights, with a 95 % block-bootstrap
 interval; differences between rows are paired by token. Calibration: 128 x 512 tokens of the package's text.
-Seconds are wall time of the whole process, from start to the proved folder.
+Seconds are wall time of the whole process, from start to the finished folder; a model that lies in --models already
+is measured again but not made again, and has none.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -56,15 +57,15 @@ def main() -> None:
         name: decoder_windows(corpus, tokenizer, length=LENGTH, tokens=arguments.tokens)
         for name, corpus in texts.items()
     }
-    with tempfile.TemporaryDirectory(dir=arguments.work) as scratch:
-        models, seconds = build_rows(folder, Path(scratch), arguments.peer_python)
-        original = load_original(open_checkpoint(folder), dtype=torch.float32, device="cpu")
-        tokens: dict[str, dict[str, FidelityTokens]] = {name: {} for name in windows}
-        for row, load in models.items():
-            model = load()
-            for name, cut in windows.items():
-                tokens[name][row] = compare_logits(original, model, cut, Silent())
-                print(row, name, float(tokens[name][row].kl.mean()), file=sys.stderr, flush=True)
+    arguments.models.mkdir(parents=True, exist_ok=True)
+    models, seconds = build_rows(folder, arguments.models, arguments.peer_python)
+    original = load_original(open_checkpoint(folder), dtype=torch.float32, device="cpu")
+    tokens: dict[str, dict[str, FidelityTokens]] = {name: {} for name in windows}
+    for row, load in models.items():
+        model = load()
+        for name, cut in windows.items():
+            tokens[name][row] = compare_logits(original, model, cut, Silent())
+            print(row, name, float(tokens[name][row].kl.mean()), file=sys.stderr, flush=True)
     result = {
         "environment": environment(),
         "model": folder.name,
@@ -84,8 +85,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--second-text", type=Path, required=True)
     parser.add_argument("--peer-python", type=Path, help="Python of an environment with gptqmodel 7.7.0")
-    parser.add_argument("--tokens", type=int, default=32768)
-    parser.add_argument("--work", type=Path, help="folder for the intermediate models")
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--models", type=Path, default=Path("out/bench"), help="folder for the models of the rows")
     parser.add_argument("--result", type=Path, default=Path(__file__).with_suffix(".json"))
     return parser.parse_args()
 
@@ -99,7 +100,8 @@ def build_rows(
     def ours(name: str, *options: str) -> Callable[[], Model]:
         output = scratch / name.replace(" ", "-")
         command = [sys.executable, "-m", "compress", "quantize", str(folder), "-o", str(output), *options]
-        seconds[name] = timed([*command, "--no-evaluate", "--no-bench"])
+        if not output.exists():
+            seconds[name] = timed([*command, "--no-evaluate", "--no-bench"])
         return lambda: load_reference(output, dtype=torch.float32, device="cpu")
 
     group = ("--group-size", str(GROUP))
@@ -121,7 +123,8 @@ def build_rows(
         output = scratch / "gptqmodel"
         script = Path(__file__).with_name("bench_peer_gptqmodel.py")
         command = [str(peer), str(script), str(folder), str(scratch / "windows.safetensors"), str(output)]
-        seconds["int4 GPTQModel 7.7.0"] = timed(command)
+        if not output.exists():
+            seconds["int4 GPTQModel 7.7.0"] = timed(command)
         rows["int4 GPTQModel 7.7.0"] = lambda: load_reference(output, dtype=torch.float32, device="cpu")
     return rows, seconds
 
