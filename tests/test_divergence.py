@@ -35,16 +35,15 @@ def test_agrees_with_the_slow_reference(scale: float, dtype: torch.dtype) -> Non
     for row in range(len(p)):
         kl, tv = slow_reference(p[row].double().tolist(), q[row].double().tolist())
         assert found.kl[row].item() == pytest.approx(kl, rel=1e-11, abs=1e-15)
-        assert found.total_variation[row].item() == pytest.approx(tv, rel=1e-11)
+        assert total_variation(p, q)[row].item() == pytest.approx(tv, rel=1e-11)
     assert torch.equal(found.kl, token_kl(p, q))
-    assert torch.equal(found.total_variation, total_variation(p, q))
 
 
 def test_equal_rows_give_exactly_zero_also_when_huge() -> None:
     p = torch.cat([logits(3), 1e30 * logits(4), torch.zeros(1, 97)])
     found = compare(p, p.clone())
     assert found.kl.tolist() == [0.0] * 11
-    assert found.total_variation.tolist() == [0.0] * 11
+    assert total_variation(p, p.clone()).tolist() == [0.0] * 11
     assert bool(found.same_top1.all())
 
 
@@ -65,7 +64,7 @@ def test_minus_infinity_is_probability_zero() -> None:
     q = torch.tensor([[0.0, 0.0, -inf], [0.0, 0.0, -inf], [0.0, -inf, -inf]])
     found = compare(p, q)
     assert found.kl.tolist() == [0.0, pytest.approx(math.log(2)), inf]
-    assert found.total_variation.tolist() == [0.0, 0.5, 0.5]
+    assert total_variation(p, q).tolist() == [0.0, 0.5, 0.5]
 
 
 def test_underflow_of_p_leaves_the_value_finite() -> None:

@@ -153,7 +153,10 @@ def tiny_mistral(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 
 def tiny_qwen2(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
     fields = _llama_like(**overrides)
     del fields["head_dim"]
-    return _decoder(folder, transformers.Qwen2Config(**fields), dtype, seed)
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen2Config(**fields))
+    _randomize_biases(model)
+    return save(model, folder, dtype=dtype)
 
 
 def tiny_qwen3(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:

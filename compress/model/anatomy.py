@@ -40,6 +40,11 @@ class Architecture:
     transposed: bool = False
 
 
+HEAD = "lm_head.weight"
+TIED = "tied to the input embedding, protected"
+WEIGHT_DTYPES = ("F32", "F16", "BF16")
+_MASK = re.compile(r"\.attn\.(masked_)?bias$")
+
 _GATED = (
     ("self_attn.q_proj", "qkv"),
     ("self_attn.k_proj", "qkv"),
@@ -156,6 +161,7 @@ def anatomy(checkpoint: Checkpoint) -> Anatomy:
         UsageError: the model type is not in the table, or tensors that the table promises are not in the file.
     """
     entry = _entry(checkpoint)
+    _check_class(checkpoint, entry)
     file_prefix = _file_prefix(checkpoint, entry)
     module_prefix = _module_prefix(checkpoint.config, entry)
     depth = _depth(checkpoint.config, entry)
@@ -168,6 +174,8 @@ def anatomy(checkpoint: Checkpoint) -> Anatomy:
                 problems.append(f"{tensor}: missing")
             elif len(info.shape) != 2:
                 problems.append(f"{tensor}: shape {list(info.shape)} instead of two dimensions")
+            elif info.dtype not in WEIGHT_DTYPES:
+                problems.append(f"{tensor}: {info.dtype}; linear layers are read in {', '.join(WEIGHT_DTYPES)}")
             else:
                 name = f"{module_prefix}{entry.blocks}.{block}.{suffix}"
                 group = f"{module_prefix}{entry.blocks}.{block}:{fused}"
@@ -192,9 +200,9 @@ def anatomy(checkpoint: Checkpoint) -> Anatomy:
     )
 
 
-def is_floating(info: TensorInfo) -> bool:
-    """Whether a tensor holds numbers to compute with, and not ids or masks."""
-    return info.dtype.startswith(("F", "BF"))
+def is_weight(info: TensorInfo) -> bool:
+    """Whether a tensor is a parameter: not ids, and not the causal masks that old GPT-2 files carry."""
+    return info.dtype.startswith(("F", "BF")) and not _MASK.search(info.name)
 
 
 def _entry(checkpoint: Checkpoint) -> Architecture:
@@ -213,8 +221,14 @@ def _file_prefix(checkpoint: Checkpoint, entry: Architecture) -> str:
     return prefix if any(name.startswith(prefix + entry.blocks) for name in checkpoint.tensors) else ""
 
 
+def class_names(config: Mapping[str, Any]) -> list[str]:
+    """`architectures` as a list of names; empty where it is missing or of another form."""
+    stated = config.get("architectures")
+    return [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+
+
 def _module_prefix(config: Mapping[str, Any], entry: Architecture) -> str:
-    classes = config.get("architectures") or []
+    classes = class_names(config)
     bare = classes[0] == entry.base_class if classes else entry.kind == "encoder"
     return "" if bare else f"{entry.base}."
 
@@ -244,9 +258,28 @@ def _layer(
     )
 
 
+def _check_class(checkpoint: Checkpoint, entry: Architecture) -> None:
+    """Refuses classes whose outputs this version cannot measure or whose layers it would not find."""
+    classes = class_names(checkpoint.config)
+    if entry.kind == "encoder":
+        supported = not classes or classes[0] == entry.base_class or classes[0].startswith("BertFor")
+        wanted = f"{entry.base_class} or a BertFor... class"
+    else:
+        supported = bool(classes) and classes[0].endswith(("ForCausalLM", "LMHeadModel"))
+        wanted = "a class that generates text (...ForCausalLM, GPT2LMHeadModel)"
+    if not supported:
+        named = classes[0] if classes else "none"
+        raise UsageError(
+            f"{checkpoint.source}: config.json names the architecture {named}; for {checkpoint.model_type} this "
+            f"version of compress handles {wanted}.",
+            hint="Save the model from that class, or set `architectures` in config.json.",
+        )
+
+
 def _tied(checkpoint: Checkpoint) -> bool:
-    """transformers ties by default; a config that says nothing about it follows its class default (True)."""
-    return bool(checkpoint.config.get("tie_word_embeddings", True)) and "lm_head.weight" not in checkpoint.tensors
+    """What config.json says; where it says nothing, whether the file lacks a head of its own."""
+    stated = checkpoint.config.get("tie_word_embeddings")
+    return HEAD not in checkpoint.tensors if stated is None else bool(stated)
 
 
 _REASONS = (
@@ -262,13 +295,13 @@ _REASONS = (
 def _untouched(checkpoint: Checkpoint, quantizable: set[str], tied: bool) -> dict[str, str]:
     reasons = {}
     for name, info in checkpoint.tensors.items():
-        if not is_floating(info):
+        if not is_weight(info):
             reasons[name] = "a buffer, no weight"
         elif name not in quantizable:
             found = (reason for pattern, reason in _REASONS if pattern.search(name))
             reasons[name] = next(found, "not a linear layer of a block")
     if tied and ARCHITECTURES[checkpoint.model_type].kind == "decoder":
-        reasons["lm_head"] = "tied to the input embedding, protected"
+        reasons[HEAD if HEAD in checkpoint.tensors else "lm_head"] = TIED
     return reasons
 
 

@@ -1,16 +1,14 @@
-"""Quantize, write, prove, publish: from an accepted plan to a folder under its name."""
+"""Quantize, write, prove: from an accepted plan to a complete folder on the stage."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.journal import Journal
-from compress.model.anatomy import is_floating
-from compress.model.checkpoint import Checkpoint, open_checkpoint
+from compress.model.anatomy import is_weight
 from compress.pipeline.job import Job
 from compress.pipeline.reporting import bare_report, model_part
 from compress.pipeline.texts import capped
@@ -18,7 +16,7 @@ from compress.plan.planning import Plan
 from compress.records import LayerRecord, StepRecord
 from compress.report.card import model_card
 from compress.report.provenance import provenance
-from compress.workspace import PROVENANCE, Workspace, publish
+from compress.workspace import PROVENANCE, Workspace
 
 if TYPE_CHECKING:
     from compress.data.windows import Windows
@@ -27,17 +25,10 @@ if TYPE_CHECKING:
 PROOF_WINDOWS, PROOF_LENGTH = 4, 128  # what the fresh process recomputes: enough to see any wrong tensor
 
 
-@dataclass(frozen=True)
-class Built:
-    """A published result."""
-
-    steps: tuple[StepRecord, ...]
-    proof: ProofRecord
-    checkpoint: Checkpoint
-
-
-def build(job: Job, workspace: Workspace, calibration: Windows | None, evaluation: Windows | None) -> Built:
-    """Quantizes, writes, proves and publishes."""
+def build(
+    job: Job, workspace: Workspace, calibration: Windows | None, evaluation: Windows | None
+) -> tuple[StepRecord, ProofRecord]:
+    """Quantizes, writes and proves; the finished folder is `workspace.stage`."""
     from compress.formats.write import write_checkpoint
 
     plan = job.plan
@@ -56,8 +47,7 @@ def build(job: Job, workspace: Workspace, calibration: Windows | None, evaluatio
     )
     proof = _prove(job, workspace, step, evaluation)
     _write_card_and_provenance(job, workspace, step, proof)
-    publish(workspace)
-    return Built((step,), proof, open_checkpoint(plan.output))
+    return step, proof
 
 
 def _quantize(job: Job, workspace: Workspace, windows: Windows | None) -> tuple[StepRecord, Journal]:
@@ -98,7 +88,17 @@ def _quantize(job: Job, workspace: Workspace, windows: Windows | None) -> tuple[
         "skip": list(step.skip),
     }
     calibration = windows.facts() if windows is not None else {}
-    return StepRecord("quantize", settings_used, (*records, *_left_alone(plan)), calibration), journal
+    layers_done = (*records, *_left_alone(plan))
+    return StepRecord("quantize", settings_used, layers_done, calibration, _notes(plan)), journal
+
+
+def _notes(plan: Plan) -> tuple[str, ...]:
+    if not plan.split_groups:
+        return ()
+    return (
+        f"skip leaves {len(plan.split_groups)} groups of layers half quantized, {plan.split_groups[0]} among them: "
+        "transformers loads them, but engines that fuse q/k/v or gate/up (vLLM) need one scheme for each group",
+    )
 
 
 def _left_alone(plan: Plan) -> list[LayerRecord]:
@@ -112,7 +112,7 @@ def _left_alone(plan: Plan) -> list[LayerRecord]:
         info = plan.checkpoint.tensors.get(name)
         if info is None:
             records.append(LayerRecord(name, (), skipped=reason))
-        elif len(info.shape) >= 2 and is_floating(info):
+        elif len(info.shape) >= 2 and is_weight(info):
             records.append(LayerRecord(plan.anatomy.module_name(name), tuple(info.shape), skipped=reason))
     return records
 
@@ -170,7 +170,7 @@ def _write_logits(job: Job, folder: Path, windows: Sequence[Any], target: Path) 
                 output = model.base_model(input_ids=ids.unsqueeze(0)).last_hidden_state[0]
             tensors[f"window.{index}"] = ids.contiguous()
             tensors[f"logits.{index}"] = output.contiguous().clone()
-    safetensors.torch.save_file(tensors, target)
+    target.write_bytes(safetensors.torch.save(tensors))  # save_file hides a full disk in an error of its own
 
 
 def _write_card_and_provenance(job: Job, workspace: Workspace, step: StepRecord, proof: ProofRecord) -> None:
@@ -182,7 +182,12 @@ def _write_card_and_provenance(job: Job, workspace: Workspace, step: StepRecord,
     original_card = stage / "README.original.md"
     source_card = original_card.read_text(encoding="utf-8", errors="replace") if original_card.is_file() else None
     card = model_card(
-        bare, format_name=plan.format_name, target=plan.target.name, kind=plan.anatomy.kind, source_card=source_card
+        bare,
+        format_name=plan.format_name,
+        target=plan.target.name,
+        kind=plan.anatomy.kind,
+        source_card=source_card,
+        fusable=not plan.split_groups,
     )
     (stage / "README.md").write_text(card, encoding="utf-8")
     content = provenance(

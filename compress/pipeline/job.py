@@ -56,7 +56,7 @@ def check_resources(plan: Plan, here: Machine) -> None:
         raise MissingResourceError(
             f"the run needs about {guess.memory_bytes / 1e9:.1f} GB of memory, "
             f"{here.memory_available / 1e9:.1f} GB are free.",
-            hint="Fewer --samples, a shorter --length or --no-evaluate need less; or use a larger machine.",
+            hint="Fewer --samples or a shorter --length need less; or use a larger machine.",
         )
 
 

@@ -14,26 +14,18 @@ if TYPE_CHECKING:
     from compress.measure.latency import Variant
 
 Raw = dict[str, Mapping[str, Any]]
+"""Raw values by the name of their file in the report folder."""
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 MOST_MEMORY = 0.8  # share of the free memory that the benchmark's processes may fill together
 PROCESS_BYTES = 400e6  # Python and torch in each of them
-
-
-def measure(job: Job, result: Checkpoint, windows: Windows | None) -> tuple[list[Measurement], Raw]:
-    """Everything the recipe asks for, and the raw values by name."""
-    measurements, raw = _sizes(job, result), Raw()
-    if windows is not None:
-        measurements += _fidelity(job, result, windows, raw)
-    if job.recipe.bench is not None:
-        measurements += _latency(job, result, raw)
-    return measurements, raw
 
 
 def _levels(job: Job) -> tuple[float, ...]:
     return tuple(sorted({gate.level for gate in job.recipe.gates if gate.level is not None}))
 
 
-def _sizes(job: Job, result: Checkpoint) -> list[Measurement]:
+def sizes(job: Job, result: Checkpoint) -> list[Measurement]:
+    """Bytes, parameters and bits per weight of original and result."""
     from compress.measure.size import size_measurements
 
     plan = job.plan
@@ -47,7 +39,14 @@ def _sizes(job: Job, result: Checkpoint) -> list[Measurement]:
     )
 
 
-def _fidelity(job: Job, result: Checkpoint, windows: Windows, raw: Raw) -> list[Measurement]:
+def fidelity(job: Job, result: Checkpoint, windows: Windows | None) -> tuple[list[Measurement], Raw]:
+    """The result's answers against the original's on held-out text, float32; nothing without windows.
+
+    Raises:
+        BrokenResultError: outputs of a model are not finite.
+    """
+    if windows is None:
+        return [], {}
     import torch
 
     from compress.model.load import load_original
@@ -62,23 +61,23 @@ def _fidelity(job: Job, result: Checkpoint, windows: Windows, raw: Raw) -> list[
         from compress.measure.fidelity import compare_logits, fidelity_measurements
 
         tokens = compare_logits(original_model, result_model, windows, job.progress)
-        raw["fidelity"] = tokens.raw()
-        return fidelity_measurements(tokens, **settings)
+        return fidelity_measurements(tokens, **settings), {"fidelity": tokens.raw()}
     from compress.measure.encoder import compare_embeddings, encoder_measurements, read_pooling
 
     pooling = read_pooling(job.checkpoint.folder)
     texts = compare_embeddings(original_model, result_model, windows, pooling, job.progress)
-    raw["embeddings"] = texts.raw()
-    return encoder_measurements(texts, **settings)
+    return encoder_measurements(texts, **settings), {"embeddings": texts.raw()}
 
 
-def _latency(job: Job, result: Checkpoint, raw: Raw) -> list[Measurement]:
+def latency(job: Job, result: Checkpoint) -> tuple[list[Measurement], Raw]:
+    """Times and peak memory of original and result, interleaved; nothing if the recipe asks for no bench."""
+    bench = job.recipe.bench
+    if bench is None:
+        return [], {}
     import torch
 
     from compress.measure.latency import measure_latency
 
-    bench = job.recipe.bench
-    assert bench is not None
     variants, originals = _variants(job, result)
     measurements, samples = measure_latency(
         variants,
@@ -95,8 +94,15 @@ def _latency(job: Job, result: Checkpoint, raw: Raw) -> list[Measurement]:
         progress=job.progress,
         levels=_levels(job),
     )
-    raw["latency"] = samples.raw()
-    return measurements
+    return measurements, {"latency": samples.raw()}
+
+
+def not_timed(job: Job, error: BaseException) -> list[Measurement]:
+    """The figures that the benchmark owes, each without a value and with the reason."""
+    reason = str(error).partition("\n")[0] or "interrupted"
+    names = ("ttft", "tpot") if job.plan.anatomy.kind == "decoder" else ("forward",)
+    metrics = [f"latency.{name}" for name in names] + ["memory.peak"]
+    return [Measurement(metric, "result", None, note=f"the benchmark did not finish: {reason}") for metric in metrics]
 
 
 def _variants(job: Job, result: Checkpoint) -> tuple[list[Variant], list[str]]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress.errors import MissingResourceError
 from compress.pipeline.job import Job
 from compress.records import Measurement, StepRecord
 from compress.report.build import build_report
 from compress.report.environment import environment
 from compress.report.loading import loading
 from compress.report.markdown import report_markdown
-from compress.report.schema import Inputs, ModelPart, Report, Reproduce, write_report
+from compress.report.schema import Inputs, ModelPart, Report, Reproduce, report_json
 from compress.verdict import Verdict, judge
 from compress.workspace import REPORT_FOLDER
 
@@ -82,21 +85,43 @@ def write_report_folder(job: Job, report: Report, raw: Mapping[str, Mapping[str,
     Returns:
         report.json, or None if the recipe asks for none.
     """
-    import json
+    import io
 
     import numpy as np
 
-    folder = job.plan.output / REPORT_FOLDER
-    folder.mkdir(exist_ok=True)
+    files: dict[str, bytes] = {}
     if "md" in job.recipe.report:
-        (folder / "report.md").write_text(report_markdown(report), encoding="utf-8")
+        files["report.md"] = report_markdown(report).encode()
     for name, values in raw.items():
         if all(isinstance(value, np.ndarray) for value in values.values()):
-            np.savez_compressed(folder / f"{name}.npz", **values)
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, **values)
+            files[f"{name}.npz"] = buffer.getvalue()
         else:
-            (folder / f"{name}.json").write_text(json.dumps(values, indent=1), encoding="utf-8")
-    if "json" not in job.recipe.report:
-        return None
-    path = folder / "report.json"
-    write_report(report, path)
-    return path
+            files[f"{name}.json"] = json.dumps(values, indent=1).encode()
+    if "json" in job.recipe.report:
+        files["report.json"] = report_json(report).encode()
+    folder = job.plan.output / REPORT_FOLDER
+    for name, data in files.items():
+        _write(folder / name, data)
+    return folder / "report.json" if "report.json" in files else None
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes one file whole or not at all.
+
+    Raises:
+        MissingResourceError: it cannot be written; says that the checkpoint itself is complete.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise MissingResourceError(
+            f"{path}: {error.strerror} ({len(data):,} bytes); the report is not complete.",
+            hint=f"The checkpoint in {path.parents[1]} is complete. Make room, then run again with --overwrite.",
+        ) from error

@@ -1,7 +1,7 @@
-"""plan -> texts -> quantize -> write -> prove -> publish -> measure -> judge -> report.
+"""plan -> texts -> quantize -> write -> prove -> compare -> publish -> time -> judge -> report.
 
-Everything that can be refused is refused before a weight is loaded; nothing gets the output's name before it is
-proved.
+Everything that can be refused is refused before a weight is loaded. Nothing gets the output's name before it is
+proved and its answers are compared with the original's; whatever happens while it is timed, its report is written.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from compress.errors import CompressError
 from compress.model.finite import check_finite
 from compress.model.hub import resolve
 from compress.pipeline.job import Options, check_resources, open_job
@@ -21,7 +22,7 @@ from compress.progress import Progress
 from compress.recipe.schema import Recipe
 from compress.report.schema import Report
 from compress.verdict import judge
-from compress.workspace import check_output, opened
+from compress.workspace import check_output, opened, publish
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,29 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
     calibration, evaluation = read_texts(plan)
     check_resources(plan, here)
     with opened(plan.output) as workspace:
+        from compress.model.checkpoint import open_checkpoint
         from compress.pipeline.build import build
-        from compress.pipeline.measuring import measure
+        from compress.pipeline.measuring import fidelity, latency, not_timed, sizes
         from compress.pipeline.reporting import full_report, write_report_folder
 
         job = open_job(plan, options, here, progress)
         check_finite(job.checkpoint, progress)
         fitting, held_out = calibration_windows(job, calibration), evaluation_windows(job, evaluation)
-        built = build(job, workspace, fitting, held_out)
-        measurements, raw = measure(job, built.checkpoint, held_out)
+        step, proof = build(job, workspace, fitting, held_out)
+        measurements, raw = fidelity(job, open_checkpoint(workspace.stage), held_out)
+        publish(workspace)
+        result = open_checkpoint(plan.output)
+        measurements = sizes(job, result) + measurements
+        interruption: BaseException | None = None
+        try:
+            timed, samples = latency(job, result)
+            measurements, raw = measurements + timed, raw | samples
+        except (CompressError, KeyboardInterrupt) as error:
+            measurements, interruption = measurements + not_timed(job, error), error
         report = full_report(
             job,
-            steps=built.steps,
-            proof=built.proof,
+            steps=[step],
+            proof=proof,
             texts={
                 "calibration": None if fitting is None else fitting.facts(),
                 "evaluation": None if held_out is None else held_out.facts(),
@@ -76,4 +87,7 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
             verdict=judge(recipe.gates, measurements),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        return Result(report, write_report_folder(job, report, raw), plan.output)
+        report_file = write_report_folder(job, report, raw)
+        if interruption is not None:
+            raise interruption
+        return Result(report, report_file, plan.output)

@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from compress.data.text import Corpus, check_disjoint, read_corpus
+from compress.errors import UsageError
 from compress.model.hub import resolve
 from compress.pipeline.job import Job
 from compress.plan.planning import Plan
@@ -47,7 +48,15 @@ def _chat_template(plan: Plan) -> Callable[[list[dict[str, Any]]], str]:
         checkpoint = plan.checkpoint if plan.checkpoint.has_weights else resolve(plan.recipe.model, weights=True)
         return load_tokenizer(checkpoint.folder)
 
-    return lambda messages: str(tokenizer().apply_chat_template(messages, tokenize=False))
+    def render(messages: list[dict[str, Any]]) -> str:
+        if not tokenizer().chat_template:
+            raise UsageError(
+                f"{plan.checkpoint.source}: the text has chat messages, but the tokenizer has no chat template.",
+                hint="Give text with a `text` key, or a model with a chat template.",
+            )
+        return str(tokenizer().apply_chat_template(messages, tokenize=False))
+
+    return render
 
 
 def calibration_windows(job: Job, corpus: Corpus | None) -> Windows | None:
@@ -75,8 +84,8 @@ def _windows(job: Job, corpus: Corpus, **size: int) -> Windows:
 
 def capped(job: Job, length: int) -> int:
     """No window is longer than the model's positions."""
-    config = job.checkpoint.config
-    positions = config.get("max_position_embeddings") or config.get("n_positions") or length
-    if length > positions:
-        job.progress.say(f"Windows are {positions} tokens instead of {length}: the model has no more positions.")
-    return min(length, int(positions))
+    positions = job.checkpoint.positions
+    if positions is None or length <= positions:
+        return length
+    job.progress.say(f"Windows are {positions} tokens instead of {length}: the model has no more positions.")
+    return positions

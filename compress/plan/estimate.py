@@ -13,6 +13,7 @@ from compress.plan.planning import Plan
 # Sustained float32 matmul rate per core, GFLOP/s. Assumptions on the low side of what current server cores reach.
 GFLOPS_AVX512, GFLOPS_AVX2, GFLOPS_PLAIN = 80.0, 35.0, 8.0
 FLOAT32 = 4
+PROOF_TOKENS, START_SECONDS, DISK_BYTES_PER_SECOND = 512, 8.0, 200e6
 PROGRAM_BYTES = 500e6  # Python, torch and transformers resident before a model is loaded
 
 
@@ -34,7 +35,7 @@ class Estimate:
 def estimate(plan: Plan, machine: Machine) -> Estimate:
     gflops, why = _rate(machine)
     rate = gflops * 1e9 * machine.usable_cores
-    seconds = {"quantize": _quantize_flops(plan) / rate, "write and prove": 20.0}
+    seconds = {"quantize": _quantize_flops(plan) / rate, "write and prove": _prove_seconds(plan, rate)}
     recipe = plan.recipe
     if recipe.evaluate is not None:
         seconds["evaluate"] = 2 * _forward_flops(plan, recipe.evaluate.fidelity.tokens) / rate
@@ -42,7 +43,7 @@ def estimate(plan: Plan, machine: Machine) -> Estimate:
         seconds["bench"] = float(recipe.bench.seconds) + 30.0
     parts = sum(layer.layer.parameters for layer in plan.quantized)
     return Estimate(
-        memory_bytes=int(max(_quantize_bytes(plan), _evaluate_bytes(plan)) + PROGRAM_BYTES),
+        memory_bytes=int(max(_quantize_bytes(plan), _prove_bytes(plan), _evaluate_bytes(plan)) + PROGRAM_BYTES),
         disk_bytes=plan.weight_bytes + int(parts * 1.15),
         seconds=seconds,
         rate=f"{gflops:g} GFLOP/s per core ({why}), {machine.usable_cores:g} cores",
@@ -55,6 +56,18 @@ def _rate(machine: Machine) -> tuple[float, str]:
     if "avx2" in machine.instruction_sets:
         return GFLOPS_AVX2, "assumed for AVX2"
     return GFLOPS_PLAIN, "assumed without AVX2"
+
+
+def _prove_seconds(plan: Plan, rate: float) -> float:
+    """Two starts of Python, the bytes read and written a few times, and the proof's few windows in two processes."""
+    tokens = 2 * (PROOF_TOKENS + 2 * 16 * 24)  # greedy decoding without cache repeats its prompt
+    return 2 * START_SECONDS + 6 * plan.parameters * 2 / DISK_BYTES_PER_SECOND + _forward_flops(plan, tokens) / rate
+
+
+def _prove_bytes(plan: Plan) -> float:
+    """The result dense in float32 in this process and then in the fresh one, beside the packed weights it reads."""
+    largest_shard = max((shard.nbytes for shard in plan.shards), default=0)
+    return 2 * plan.parameters * FLOAT32 + PROGRAM_BYTES + largest_shard
 
 
 def _calibration_tokens(plan: Plan) -> int:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from compress.errors import UsageError
 from compress.formats.layout import Shard, scale_dtype, shard_layout, stored_tensors
-from compress.model.anatomy import Anatomy, LinearLayer, anatomy, is_floating
+from compress.model.anatomy import HEAD, Anatomy, LinearLayer, anatomy, is_weight
 from compress.model.checkpoint import Checkpoint
 from compress.recipe.schema import Quantize, Recipe
 from compress.scheme import AUTO_GROUP_SIZES, PER_CHANNEL, TARGETS, Scheme, Target
@@ -58,6 +58,14 @@ class Plan:
         return {planned.layer.name: planned.scheme for planned in self.layers if planned.scheme is not None}
 
     @property
+    def split_groups(self) -> tuple[str, ...]:
+        """Groups of layers that serving engines fuse into one matrix and of which only a part is quantized."""
+        fates: dict[str, set[Scheme | None]] = {}
+        for planned in self.layers:
+            fates.setdefault(planned.layer.fused, set()).add(planned.scheme)
+        return tuple(name for name, found in fates.items() if len(found) > 1)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all weight files, headers included."""
         return sum(shard.nbytes for shard in self.shards)
@@ -65,7 +73,11 @@ class Plan:
     @property
     def parameters(self) -> int:
         """Weights that the model computes with; a tied tensor counts once."""
-        return sum(_size(info.shape) for info in self.checkpoint.tensors.values() if is_floating(info))
+        return sum(
+            _size(info.shape)
+            for name, info in self.checkpoint.tensors.items()
+            if is_weight(info) and not (name == HEAD and self.anatomy.tied)
+        )
 
     @property
     def quantized_parameters(self) -> int:
@@ -97,6 +109,7 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     format_name = step.format or target.formats[0]
     _check_format(parts, target, format_name)
     _check_gates(recipe, parts, target)
+    _check_positions(recipe, parts, checkpoint)
     skipped = _skipped(step, parts)
     wanted = [layer for layer in parts.layers if layer.name not in skipped] if target.bits else []
     scheme = _scheme(step, target, wanted)
@@ -109,7 +122,7 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
         recipe=recipe,
         checkpoint=checkpoint,
         anatomy=parts,
-        output=Path(recipe.output) if recipe.output else default_output(recipe.model, target.name),
+        output=Path(recipe.output).expanduser() if recipe.output else default_output(recipe.model, target.name),
         target=target,
         algorithm=step.algorithm or target.default_algorithm,
         format_name=format_name,
@@ -176,6 +189,19 @@ def _check_gates(recipe: Recipe, parts: Anatomy, target: Target) -> None:
             faults.append((("gates", index), f"target {target.name} is a cast and has no bits_per_weight"))
     if faults:
         raise recipe.error(faults)
+
+
+def _check_positions(recipe: Recipe, parts: Anatomy, checkpoint: Checkpoint) -> None:
+    """The benchmark's prompt and answer must fit the model's positions."""
+    bench = recipe.bench
+    positions = checkpoint.positions
+    if bench is None or positions is None:
+        return
+    length = bench.prompt + (bench.new_tokens - 1 if parts.kind == "decoder" else 0)
+    if length > positions:
+        answer = f" and {bench.new_tokens} new tokens" if parts.kind == "decoder" else ""
+        sentence = f"a prompt of {bench.prompt}{answer} need {length} positions; the model has {positions}"
+        raise recipe.error([(("bench", "prompt"), sentence)])
 
 
 def _matches(name: str, glob: str) -> bool:

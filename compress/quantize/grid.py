@@ -15,6 +15,7 @@ from compress.scheme import QuantizedWeight, Scheme
 
 # Clip ratios tried per group, as shares of the scale that covers the largest weight. Below 0.4 none ever wins at
 # 4 bits; a little above 1 pays for groups whose values fall badly between grid points.
+SMALLEST_FLOAT16 = 2.0**-24
 SMALLEST_RATIO, LARGEST_RATIO, RATIOS = 0.40, 1.05, 45
 
 
@@ -36,11 +37,15 @@ def max_abs_scale(W: torch.Tensor, scheme: Scheme, dtype: torch.dtype) -> torch.
 
 
 def stored_scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds scales to `dtype`; zero becomes 1 and a value under the dtype's normal range its smallest normal."""
+    """Rounds scales to `dtype`; zero becomes 1, and what would round to zero the smallest positive number kept.
+
+    float16 keeps its subnormal numbers: without them all weights under 4e-4 would share one scale. The other
+    dtypes reach so far down that their subnormals, which some kernels flush to zero, are not needed.
+    """
     limits = torch.finfo(dtype)
+    smallest = SMALLEST_FLOAT16 if dtype == torch.float16 else limits.tiny
     rounded = scale.clamp(max=limits.max).to(dtype)
-    tiny = torch.full_like(rounded, limits.tiny)
-    rounded = torch.where(rounded < limits.tiny, tiny, rounded)
+    rounded = torch.where(rounded < smallest, torch.full_like(rounded, smallest), rounded)
     return torch.where(scale == 0, torch.ones_like(rounded), rounded)
 
 

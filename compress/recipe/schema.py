@@ -82,7 +82,7 @@ class Calibration(Section):
     length: Positive = 512
     """Tokens in each window."""
     batch_size: Positive = 1
-    """Windows computed together; it never changes the result."""
+    """Windows on the device together; each is computed alone, so it never changes the result."""
 
 
 class Quantize(Section):
@@ -192,7 +192,7 @@ class Bench(Section):
     seconds: Seconds = 60.0
     """Time to measure for, such as 60 or 60s."""
     engine: EngineName = "auto"
-    """What runs the model."""
+    """What runs the models. auto: stock transformers where it loads the format, else the dequantized weights."""
 
 
 class Recipe(Section):

@@ -20,13 +20,22 @@ CARRIED_KEYS = ("license", "license_name", "license_link", "language", "library_
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def model_card(report: Report, *, format_name: str, target: str, kind: Kind, source_card: str | None = None) -> str:
+def model_card(
+    report: Report,
+    *,
+    format_name: str,
+    target: str,
+    kind: Kind,
+    source_card: str | None = None,
+    fusable: bool = True,
+) -> str:
     """The card for the result.
 
     Args:
         report: the run; only its reproducible parts are used.
         target: what the weights were quantized to ("int4"), for title and tags.
         source_card: the text of the source's own README.md.
+        fusable: engines that fuse q/k/v and gate/up can serve it.
     """
     base = base_model(report.inputs.model.source)
     name = f"{PurePosixPath(base).name}-{target}"
@@ -35,7 +44,7 @@ def model_card(report: Report, *, format_name: str, target: str, kind: Kind, sou
         f"# {name}",
         made_how(report, base, target, format_name),
         "## Load it",
-        load_section(format_name, kind, name),
+        load_section(format_name, kind, name, fusable=fusable),
         *measured_section(report),
         "## Limits",
         limits(report, source_card),
@@ -96,10 +105,10 @@ def made_how(report: Report, base: str, target: str, format_name: str) -> str:
     return text + " Recipe, versions and every layer's record are in `compress.json`."
 
 
-def load_section(format_name: str, kind: Kind, name: str) -> str:
+def load_section(format_name: str, kind: Kind, name: str, *, fusable: bool) -> str:
     how = loading(format_name, kind, name)
     parts = [f"```bash\n{how.install}\n```", "```python\n" + "\n".join(how.transformers) + "\n```"]
-    if how.vllm:
+    if how.vllm and fusable:
         parts += ["Or serve it with vLLM:", f"```bash\n{VLLM_INSTALL}\n{how.vllm}\n```"]
     return "\n\n".join(parts)
 

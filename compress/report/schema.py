@@ -6,12 +6,9 @@ infinity: what could not be measured is `null`, and a note says why.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-from compress.errors import MissingResourceError
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -172,31 +169,6 @@ class Report(Part):
     reproduce: Reproduce = Reproduce()
 
 
-def write_report(report: Report, path: Path) -> None:
-    """Writes `report` as indented UTF-8 JSON with a final newline."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def read_report(path: Path) -> Report:
-    """Reads a report.json.
-
-    Raises:
-        MissingResourceError: the file is not there, is no report, or has another schema version.
-    """
-    if path.is_dir():
-        path = next((p for p in (path / "report" / "report.json", path / "report.json") if p.is_file()), path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MissingResourceError(
-            f"{path}: no report can be read here ({error})",
-            hint="name a report.json, or the output folder of a run that evaluated its result",
-        ) from error
-    try:
-        return Report.model_validate_json(text)
-    except ValueError as error:
-        raise MissingResourceError(
-            f"{path}: not a report of schema version {SCHEMA_VERSION}: {error}",
-            hint="run the command again to write a new report",
-        ) from error
+def report_json(report: Report) -> str:
+    """The content of report.json: indented, with a final newline."""
+    return report.model_dump_json(indent=2) + "\n"

@@ -178,7 +178,7 @@ def paths(report: Report, report_path: str | None) -> RenderableType:
     if report.proof is not None:
         table.add_row("proof", Text(proof_line(report.proof)))
     table.add_row("checkpoint", Text(report.output))
-    table.add_row("report", Text(report_path or str(PurePath(report.output) / "report" / "report.json")))
+    table.add_row("report", Text(report_path or str(PurePath(report.output) / "report")))
     return table
 
 

@@ -149,6 +149,61 @@ def test_a_buffer_is_no_weight(tmp_path: Path) -> None:
     assert plan.parameters == planned(folder).parameters
 
 
+@pytest.mark.parametrize(
+    ("name", "architectures"),
+    [
+        ("llama", ["LlamaModel"]),
+        ("llama", ["LlamaForSequenceClassification"]),
+        ("llama", None),
+        ("gpt2", ["GPT2DoubleHeadsModel"]),
+        ("bert", ["SomethingElse"]),
+    ],
+)
+def test_classes_that_cannot_be_measured_are_refused(name: str, architectures: Any, tmp_path: Path) -> None:
+    folder = getattr(tiny, f"tiny_{name}")(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": architectures}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="architecture"):
+        planned(folder, format="gptq")
+
+
+def test_float64_weights_are_refused(tmp_path: Path) -> None:
+    import torch
+
+    with pytest.raises(UsageError, match="F64"):
+        planned(tiny.tiny_llama(tmp_path / "m", dtype=torch.float64))
+
+
+def test_a_bench_that_exceeds_the_positions_is_refused(tmp_path: Path) -> None:
+    folder = tiny.tiny_llama(tmp_path / "m")  # 128 positions
+    wanted = {"version": 1, "model": str(folder), "steps": [{"quantize": {"target": "int4"}}], "bench": {}}
+    with pytest.raises(UsageError, match="175 positions; the model has 128"):
+        make_plan(Recipe.model_validate(wanted), open_checkpoint(folder))
+
+
+def test_split_groups_are_told(tmp_path: Path) -> None:
+    folder = tiny.tiny_llama(tmp_path / "m")
+    assert planned(folder, skip=["q_proj"]).split_groups == ("model.layers.0:qkv", "model.layers.1:qkv")
+    assert planned(folder, skip=["q_proj", "k_proj", "v_proj"]).split_groups == ()
+
+
+def test_a_tied_head_that_is_stored_as_well_counts_once(tmp_path: Path) -> None:
+    folder = tiny.tiny_llama(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    untied = planned(folder).parameters
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    assert planned(folder).parameters == untied - 256 * 64
+
+
+def test_old_gpt2_masks_are_no_weights(tmp_path: Path) -> None:
+    folder = tiny.tiny_gpt2(tmp_path / "m")
+    checkpoint = open_checkpoint(folder)
+    mask = TensorInfo("transformer.h.0.attn.bias", "F32", (1, 1, 128, 128), "model.safetensors")
+    tensors = dict(checkpoint.tensors) | {mask.name: mask}
+    plan = make_plan(recipe(folder, format="gptq"), replace(checkpoint, tensors=dict(sorted(tensors.items()))))
+    assert plan.parameters == planned(folder, format="gptq").parameters
+
+
 def test_missing_tensors_are_all_listed(tmp_path: Path) -> None:
     folder = tiny.tiny_llama(tmp_path / "m", num_hidden_layers=1)
     config = json.loads((folder / "config.json").read_text())
