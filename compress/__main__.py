@@ -7,9 +7,9 @@ import sys
 
 def main() -> None:
     """Runs the command line and exits with its code."""
-    from compress.cli.app import app
+    from compress.cli.app import start
 
-    sys.exit(app(standalone_mode=True))
+    sys.exit(start(sys.argv[1:]))
 
 
 if __name__ == "__main__":

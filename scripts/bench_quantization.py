@@ -72,9 +72,7 @@ def main() -> None:
         "settings": {"group_size": GROUP, "samples": SAMPLES, "length": LENGTH, "tokens": arguments.tokens},
         "seconds": seconds,
         "rows": {name: {row: figures(one) for row, one in rows.items()} for name, rows in tokens.items()},
-        "paired": {
-            name: differences(rows, cut) for (name, rows), cut in zip(tokens.items(), windows.values(), strict=True)
-        },
+        "paired": {name: differences(rows) for name, rows in tokens.items()},
     }
     arguments.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(table(result))

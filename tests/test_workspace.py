@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from compress import workspace as under_test
 from compress.errors import MissingResourceError, UsageError
-from compress.workspace import check_output, check_space, opened, publish
+from compress.workspace import LONGEST_NAME, MARKER, REPORT_FILES, check_output, check_space, opened, publish
 
 
 @pytest.fixture
@@ -24,7 +27,8 @@ def model(tmp_path: Path) -> Path:
 def ours(folder: Path, *extra: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    (folder / "compress.json").write_text(json.dumps({"files": {"config.json": "0"}}))
+    written = {"config.json": hashlib.sha256(b"{}").hexdigest()}
+    (folder / "compress.json").write_text(json.dumps({"files": written}))
     for name in extra:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
@@ -100,8 +104,8 @@ def test_overwrite_never_takes_home_or_the_working_directory(
 
 
 def test_publish_replaces_the_old_folder_and_leaves_nothing_else(model: Path, tmp_path: Path) -> None:
-    output = ours(tmp_path / "out", "report/old.md")
-    with opened(output) as workspace:
+    output = ours(tmp_path / "out", "report/report.md")
+    with opened(output, model, overwrite=True) as workspace:
         (workspace.stage / "new.txt").write_text("new")
         assert (output / "config.json").exists(), "the old folder stays until the new one is published"
         publish(workspace)
@@ -126,6 +130,8 @@ def test_a_killed_runs_leftovers_are_cleared(tmp_path: Path) -> None:
     leftover = tmp_path / ".out.partial" / "stage"
     leftover.mkdir(parents=True)
     (leftover / "half").write_text("x")
+    (leftover.parent / MARKER).write_text("")
+    (tmp_path / ".out.partial.lock").touch()
     with opened(tmp_path / "out") as workspace:
         assert list(workspace.stage.iterdir()) == []
 
@@ -166,3 +172,309 @@ def test_files_get_the_umasks_permissions(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Every file below a folder, with its text."""
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "marker_link"])
+def test_a_partial_that_compress_did_not_make_is_kept(kind: str, model: Path, tmp_path: Path) -> None:
+    partial = tmp_path / ".out.partial"
+    if kind == "file":
+        partial.write_text("mine")
+    elif kind == "link":
+        partial.symlink_to(model)
+    else:
+        (partial / "stage").mkdir(parents=True)
+        (partial / "stage" / "thesis.tex").write_text("mine")
+    if kind == "marker_link":
+        (partial / MARKER).symlink_to(model / "config.json")
+    before = content(tmp_path)
+    with pytest.raises(UsageError, match=r"\.out\.partial is in the way"):
+        check_output(tmp_path / "out", model, overwrite=True)
+    with pytest.raises(UsageError, match=r"\.out\.partial is in the way"), opened(tmp_path / "out"):
+        pass
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_a_lock_that_compress_did_not_make_is_kept(kind: str, model: Path, tmp_path: Path) -> None:
+    lock = tmp_path / ".out.partial.lock"
+    if kind == "file":
+        lock.write_text("mine")
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        lock.symlink_to(model / "config.json")
+    before = content(tmp_path)
+    with pytest.raises(UsageError, match=r"\.out\.partial\.lock is in the way"):
+        check_output(tmp_path / "out", model, overwrite=True)
+    with pytest.raises(UsageError, match=r"\.out\.partial\.lock is in the way"), opened(tmp_path / "out"):
+        pass
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [".out.partial", ".out.partial/stage", ".out.partial.lock", ".out.partial.lock/m"])
+def test_the_model_is_never_where_the_run_works(name: str, tmp_path: Path) -> None:
+    """Even if a killed run's marker makes it look like ours."""
+    source = tmp_path / name
+    source.mkdir(parents=True)
+    (source / "config.json").write_text("{}")
+    (tmp_path / name.split("/")[0] / MARKER).write_text("")
+    before = content(tmp_path)
+    with pytest.raises(UsageError, match="model folder"):
+        check_output(tmp_path / "out", source, overwrite=True)
+    with pytest.raises(UsageError, match="model folder"), opened(tmp_path / "out", source, overwrite=True):
+        pass
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["report/notes.txt", "report/deep/report.json", "report/deep/er"])
+def test_overwrite_keeps_what_compress_never_writes_under_report(name: str, model: Path, tmp_path: Path) -> None:
+    whole = ours(tmp_path / "whole", *(f"report/{known}" for known in REPORT_FILES))
+    check_output(whole, model, overwrite=True)
+    with pytest.raises(UsageError, match=name):
+        check_output(ours(tmp_path / "out", "report/report.json", name), model, overwrite=True)
+
+
+def test_overwrite_keeps_edited_files_and_links_and_names_all(model: Path, tmp_path: Path) -> None:
+    output = ours(tmp_path / "out", "notes.txt")
+    (output / "config.json").write_text('{"edited": true}')
+    (output / "report").mkdir()
+    (output / "report" / "report.json").symlink_to(model / "config.json")
+    with pytest.raises(UsageError) as caught:
+        check_output(output, model, overwrite=True)
+    assert "does not list: notes.txt" in caught.value.message
+    assert "links or other things than files: report/report.json" in caught.value.message
+    assert "changed since compress wrote them: config.json" in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["config.json", "compress.json", "report"])
+def test_overwrite_keeps_links_at_our_names(name: str, model: Path, tmp_path: Path) -> None:
+    output = ours(tmp_path / "out")
+    elsewhere = tmp_path / "elsewhere"
+    if name == "report":
+        elsewhere.mkdir()
+    else:
+        (output / name).rename(elsewhere)
+    (output / name).symlink_to(elsewhere)
+    with pytest.raises(UsageError, match="refusing to overwrite"):
+        check_output(output, model, overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_came_to_the_output_before_the_lock_is_kept(overwrite: bool, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    check_output(output, None, overwrite=overwrite)
+    output.mkdir()
+    (output / "thesis.tex").write_text("mine")
+    with pytest.raises(UsageError), opened(output, overwrite=overwrite):
+        pass
+    assert content(tmp_path) == {"out/thesis.tex": "mine"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_what_came_to_the_output_during_the_run_is_kept(kind: str, overwrite: bool, tmp_path: Path) -> None:
+    output, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def late() -> None:
+        with opened(output, overwrite=overwrite) as workspace:
+            (workspace.stage / "new.txt").write_text("new")
+            if kind == "folder":
+                output.mkdir()
+                (output / "thesis.tex").write_text("mine")
+            elif kind == "file":
+                output.write_text("mine")
+            else:
+                output.symlink_to(elsewhere)
+            publish(workspace)
+
+    with pytest.raises(UsageError, match="out"):
+        late()
+    assert not (output / "new.txt").exists()
+    assert list(content(tmp_path).values()) == ([] if kind == "link" else ["mine"])
+
+
+def test_an_empty_folder_is_replaced(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    with opened(output) as workspace:
+        (workspace.stage / "new.txt").write_text("new")
+        publish(workspace)
+    assert content(tmp_path) == {"out/new.txt": "new"}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "config.json"])
+def test_overwrite_checks_again_before_it_replaces(name: str, tmp_path: Path) -> None:
+    output = ours(tmp_path / "out")
+
+    def late() -> None:
+        with opened(output, overwrite=True) as workspace:
+            (workspace.stage / "new.txt").write_text("new")
+            (output / name).write_text("mine")
+            publish(workspace)
+
+    with pytest.raises(UsageError, match=name):
+        late()
+    assert content(tmp_path)[f"out/{name}"] == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_what_comes_while_the_old_folder_is_moved_is_put_back(
+    call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the check and the move aside (1), or between the two moves (2)."""
+    output, moves = ours(tmp_path / "out"), []
+    rename = Path.rename
+
+    def interfering(path: Path, target: Path) -> Path:
+        moves.append(path)
+        if len(moves) == call:
+            folder = output if call == 1 else tmp_path / ".out.partial" / "replaced"
+            (folder / "notes.txt").write_text("mine")
+        return rename(path, target)
+
+    def late() -> None:
+        with opened(output, overwrite=True) as workspace:
+            (workspace.stage / "new.txt").write_text("new")
+            monkeypatch.setattr(Path, "rename", interfering)
+            try:
+                publish(workspace)
+            finally:
+                assert (output / "notes.txt").exists(), "put back at once, not only when the run ends"
+
+    with pytest.raises(UsageError, match=r"came or changed meanwhile: notes\.txt"):
+        late()
+    assert set(content(tmp_path)) == {"out/config.json", "out/compress.json", "out/notes.txt"}
+
+
+def test_an_old_folder_that_a_killed_run_had_moved_aside_is_put_back(tmp_path: Path) -> None:
+    partial = tmp_path / ".out.partial"
+    ours(partial / "replaced")
+    (partial / MARKER).write_text("")
+    with pytest.raises(UsageError, match="not empty"), opened(tmp_path / "out"):
+        pass
+    assert set(content(tmp_path)) == {"out/config.json", "out/compress.json"}
+
+
+@pytest.fixture
+def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that says it is a mount point: mounting needs root."""
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    ismount = os.path.ismount
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == folder or ismount(path))
+    return folder
+
+
+def test_a_mount_point_is_filled(mount: Path) -> None:
+    for _ in range(2):
+        with opened(mount) as workspace:
+            (workspace.stage / "new.txt").write_text("new")
+            (workspace.stage / "sub").mkdir()
+            publish(workspace)
+        assert sorted(path.name for path in mount.iterdir()) == ["new.txt", "sub"]
+        shutil.rmtree(mount / "sub")
+        (mount / "new.txt").unlink()
+
+
+def test_on_a_mount_point_nothing_is_replaced(mount: Path) -> None:
+    def late() -> None:
+        with opened(mount) as workspace:
+            for name in ("a.txt", "new.txt"):
+                (workspace.stage / name).write_text("new")
+            (mount / "new.txt").write_text("mine")
+            publish(workspace)
+
+    with pytest.raises(UsageError, match=r"came into the output: new\.txt"):
+        late()
+    assert content(mount) == {"new.txt": "mine"}
+
+
+def test_a_mount_point_that_is_no_longer_empty_is_not_filled(mount: Path) -> None:
+    def late() -> None:
+        with opened(mount) as workspace:
+            (workspace.stage / "new.txt").write_text("new")
+            (mount / "thesis.tex").write_text("mine")
+            publish(workspace)
+
+    with pytest.raises(UsageError, match="not empty"):
+        late()
+    assert content(mount) == {"thesis.tex": "mine"}
+
+
+def test_on_a_mount_point_it_is_all_or_nothing(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def interfering(path: Path, target: Path) -> Path:
+        if path.name == "a.txt":
+            (mount / "new.txt").write_text("mine")
+        return rename(path, target)
+
+    def late() -> None:
+        with opened(mount) as workspace:
+            for name in ("a.txt", "new.txt"):
+                (workspace.stage / name).write_text("new")
+            monkeypatch.setattr(Path, "rename", interfering)
+            publish(workspace)
+
+    with pytest.raises(UsageError, match=r"came into the output: new\.txt"):
+        late()
+    assert content(mount) == {"new.txt": "mine"}
+
+
+def test_the_working_directory_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for spelling in (".", "../here", str(here)):
+        with pytest.raises(UsageError, match="working directory"):
+            check_output(Path(spelling), None, overwrite=False)
+        with pytest.raises(UsageError, match="working directory"), opened(Path(spelling)):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # goes back at the end
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match="no longer exists"):
+        check_output(Path("out"), None, overwrite=False)
+
+
+def test_names_that_no_file_system_takes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=str(LONGEST_NAME)):
+        check_output(tmp_path / ("é" * (LONGEST_NAME // 2 + 1)), None, overwrite=False)
+    with pytest.raises(UsageError, match="null"):
+        check_output(tmp_path / "a\0b", None, overwrite=False)
+    with pytest.raises(UsageError, match="too long"):
+        check_output(tmp_path / ("x" * 300) / "out", None, overwrite=False)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(UsageError, match="loop"):
+        check_output(loop / "out", None, overwrite=False)
+    with opened(tmp_path / ("x" * LONGEST_NAME)) as workspace:
+        publish(workspace)
+
+
+def test_an_interrupt_during_the_clean_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clear, calls = under_test._clear, []
+
+    def impatient(partial: Path) -> None:
+        calls.append(partial)
+        if len(calls) == 2:  # the first call is the one that makes room
+            raise KeyboardInterrupt
+        clear(partial)
+
+    monkeypatch.setattr(under_test, "_clear", impatient)
+    with pytest.raises(KeyboardInterrupt), opened(tmp_path / "deep" / "out") as workspace:
+        (workspace.stage / "half").write_text("x")
+    assert len(calls) == 3
+    assert list(tmp_path.iterdir()) == []

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Annotated
 
 import typer
 
 from compress import __version__
+from compress.cli.boundary import Failure, emit_failure, fail
 from compress.cli.options import Json, Quiet, Verbose, finish
 from compress.cli.plan import plan
 from compress.cli.quantize import quantize
 from compress.cli.run import run
 from compress.cli.schema import schema
-from compress.cli.terminal import Terminal
+from compress.cli.terminal import Terminal, results_written, talk_ignored
+from compress.errors import EXIT_USAGE, MissingResourceError
 
 EXIT_CODES = (
     "Exit codes: 0 done, every gate passed; 1 internal error; 2 usage or recipe; 3 a gate FAILED; "
@@ -60,3 +65,23 @@ def doctor(json: Json = False, quiet: Quiet = False, verbose: Verbose = 0) -> No
 
 for function in (quantize, run, plan, schema, doctor):
     app.command(epilog=EXIT_CODES)(function)
+
+
+def start(arguments: Sequence[str]) -> int:
+    """Runs the command line and returns its exit code, also for what never reaches a command: a wrong option, --help.
+
+    With `--json` a wrong option too gives one object on stdout.
+    """
+    terminal = Terminal(json="--json" in takewhile(lambda word: word != "--", arguments))
+    try:
+        with results_written(sys.stdout):
+            return app(args=list(arguments), standalone_mode=False) or 0
+    except MissingResourceError as error:
+        return fail(terminal, Failure(error.exit_code, type(error).__name__, error.message, error.hint))
+    except Exception as error:  # typer does not export the class of what it shows
+        describe, show = getattr(error, "format_message", None), getattr(error, "show", None)
+        if describe is None or show is None:
+            raise
+        with talk_ignored(sys.stderr):
+            show()
+        return emit_failure(terminal, Failure(EXIT_USAGE, "UsageError", describe(), "see `compress COMMAND --help`"))

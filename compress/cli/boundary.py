@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import signal
 import sys
 import threading
@@ -21,11 +23,16 @@ from compress.errors import (
     EXIT_OK,
     EXIT_USAGE,
     CompressError,
+    MissingResourceError,
     RecipeError,
 )
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
+"""What ends a command: Ctrl-C, a job scheduler, a terminal that is closed. Windows has no SIGHUP."""
+_RUST_ERROR = re.compile(r"\(os error ([0-9]+)\)")
+"""How safetensors and tokenizers, which are written in Rust, word an error of the operating system."""
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
 """How torch words it: on the CPU a plain RuntimeError, on a GPU a subclass named OutOfMemoryError."""
 
@@ -62,20 +69,32 @@ class Failure:
 def run_guarded(terminal: Terminal, function: Callable[[], Done]) -> int:
     """Runs a command and returns its exit code; with `--json` also writes the one object on stdout.
 
-    SIGTERM ends a command as Ctrl-C does, so that locks and half-written folders are cleaned up.
+    SIGTERM and SIGHUP end a command as Ctrl-C does, so that locks and half-written folders are cleaned up.
     """
-    with terminal.reserved_stdout(), terminate_as_interrupt():
+    with interruptible_once(), terminal.reserved_stdout():
         try:
             done = function()
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary
-            failure = failure_of(error)
-            terminal.fail(failure.message, hint=failure.hint, error=error)
             if terminal.json:
-                terminal.emit(json_object(Done(exit_code=failure.exit_code), failure))
-            return failure.exit_code
-        if terminal.json:
-            terminal.emit(json_object(done, None))
+                terminal.emit(json_object(done, None))
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary
+            return fail(terminal, failure_of(error), error)
         return done.exit_code
+
+
+def fail(terminal: Terminal, failure: Failure, error: BaseException | None = None) -> int:
+    """Shows a failure, emits it, and returns its exit code."""
+    terminal.fail(failure.message, hint=failure.hint, error=error)
+    return emit_failure(terminal, failure)
+
+
+def emit_failure(terminal: Terminal, failure: Failure) -> int:
+    """With `--json` writes a failure that the user has seen as the one object on stdout; returns its exit code."""
+    if terminal.json:
+        try:
+            terminal.emit(json_object(Done(exit_code=failure.exit_code), failure))
+        except MissingResourceError as unwritten:
+            terminal.fail(unwritten.message, hint=unwritten.hint)
+    return failure.exit_code
 
 
 def json_object(done: Done, failure: Failure | None) -> dict[str, Any]:
@@ -112,8 +131,9 @@ def failure_of(error: BaseException) -> Failure:
             f"not enough memory: {first_line(error)}",
             "close other programs, use a machine with more memory, or fewer --samples and a shorter --length",
         )
-    if isinstance(error, OSError) and error.errno in DISK_FULL | NOT_ALLOWED:
-        return operating_system_failure(error)
+    system = operating_system_error(error)
+    if system is not None and system.errno in DISK_FULL | NOT_ALLOWED:
+        return operating_system_failure(system, kind)
     if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding():
         return Failure(
             EXIT_USAGE,
@@ -130,7 +150,18 @@ def failure_of(error: BaseException) -> Failure:
     )
 
 
-def operating_system_failure(error: OSError) -> Failure:
+def operating_system_error(error: BaseException) -> OSError | None:
+    """The error of the operating system that `error` is, or that it reports in words."""
+    if isinstance(error, OSError):
+        return error
+    found = _RUST_ERROR.search(str(error))
+    if found:
+        return OSError(int(found[1]), os.strerror(int(found[1])))
+    full = os.strerror(errno.ENOSPC)
+    return OSError(errno.ENOSPC, full) if full in str(error) else None
+
+
+def operating_system_failure(error: OSError, kind: str) -> Failure:
     where = f"{error.filename}: " if error.filename else ""
     full = error.errno in DISK_FULL
     hint = (
@@ -138,14 +169,15 @@ def operating_system_failure(error: OSError) -> Failure:
         if full
         else "check the permissions of this path, or choose another output (-o)"
     )
-    return Failure(EXIT_MISSING_RESOURCE, type(error).__name__, f"{where}{error.strerror}", hint)
+    return Failure(EXIT_MISSING_RESOURCE, kind, f"{where}{error.strerror}", hint)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
+    system = operating_system_error(error)
+    if system is not None:
+        return system.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
@@ -154,17 +186,32 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """While open, SIGTERM raises KeyboardInterrupt in the main thread."""
+def interruptible_once() -> Iterator[None]:
+    """While open, the first of the ENDING signals raises KeyboardInterrupt in the main thread.
+
+    Further ones would break the clean-up that it starts. They do nothing from then on, until the process has ended:
+    a command that was interrupted has nothing else to do. A signal that was ignored before (nohup) stays ignored.
+    """
+    interrupted = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    held = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    for number in held:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        # Not before: a process that the clean-up starts would inherit SIG_IGN, but not a function. The interpreter
+        # takes functions away as it ends, but not SIG_IGN.
+        for number, handler in held.items():
+            signal.signal(number, signal.SIG_IGN if interrupted else handler)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -58,8 +57,3 @@ def run_recipe(
         verdict=verdict,
         measurements=[part.model_dump(mode="json") for part in result.report.measurements],
     )
-
-
-def checked_path(value: str) -> Path:
-    """A path with `~` expanded."""
-    return Path(value).expanduser()

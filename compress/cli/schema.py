@@ -5,12 +5,13 @@ from __future__ import annotations
 import json as jsonlib
 
 from compress.cli.boundary import Done
-from compress.cli.options import finish
+from compress.cli.options import Json, finish
 from compress.cli.terminal import Terminal
 
 
-def schema() -> None:
-    """Print the JSON Schema of recipes."""
+def schema(json: Json = False) -> None:
+    """Print the JSON Schema of recipes; it is JSON with and without --json."""
+    del json
     terminal = Terminal()
 
     def command() -> Done:

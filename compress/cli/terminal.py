@@ -24,6 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from compress.errors import MissingResourceError
 from compress.progress import Advance
 
 SHORT_SECONDS = 2.0
@@ -55,18 +56,23 @@ class Terminal:
         self._lock = threading.Lock()
 
     def result(self, renderable: RenderableType) -> None:
-        """Shows a result on stdout; with `--json` nothing, as the object says it all."""
+        """Shows a result on stdout; with `--json` nothing, as the object says it all.
+
+        Raises:
+            MissingResourceError: stdout takes nothing more, for example because it is a file on a full disk.
+        """
         if not self.json:
-            self._stdout.print(renderable, markup=False, highlight=False)
+            with results_written(self._stdout.file):
+                self._stdout.print(renderable, markup=False, highlight=False)
 
     def raw(self, text: str) -> None:
-        """Writes text to stdout as it is, unwrapped: JSON, Markdown, a schema."""
-        with ignored_reader(self._stdout.file):
+        """Writes text to stdout as it is, unwrapped: JSON, Markdown, a schema. Raises as `result` does."""
+        with results_written(self._stdout.file):
             self._stdout.file.write(text if text.endswith("\n") else text + "\n")
             self._stdout.file.flush()
 
     def emit(self, data: Mapping[str, Any]) -> None:
-        """Writes the one JSON object of `--json`."""
+        """Writes the one JSON object of `--json`. Raises as `result` does."""
         self.raw(jsonlib.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
 
     def say(self, message: str) -> None:
@@ -103,7 +109,8 @@ class Terminal:
             with redirect_stdout(sys.stderr):
                 yield
             return
-        sys.stdout.flush()
+        with talk_ignored(sys.stdout):
+            sys.stdout.flush()
         kept = os.dup(out)
         before = self._stdout
         with os.fdopen(kept, "w", encoding=sys.stdout.encoding, errors="backslashreplace") as stream:
@@ -112,10 +119,8 @@ class Terminal:
             try:
                 yield
             finally:
-                with suppress(OSError):
+                with talk_ignored(sys.stdout):
                     sys.stdout.flush()
-                with ignored_reader(stream):
-                    stream.flush()
                 os.dup2(kept, out)
                 self._stdout = before
 
@@ -160,14 +165,16 @@ class Terminal:
                     redirect_stdout=False,
                     redirect_stderr=True,
                 )
-                self._bars.start()
+                with talk_ignored(self._stderr.file):
+                    self._bars.start()
             return self._bars
 
     def _stop_bars(self) -> None:
         with self._lock:
             self._open_phases -= 1
             if self._open_phases == 0 and self._bars is not None:
-                self._bars.stop()
+                with talk_ignored(self._stderr.file):
+                    self._bars.stop()
                 self._bars = None
 
     @contextmanager
@@ -176,7 +183,8 @@ class Terminal:
         yield plain_advance(name, total, self.say, time.monotonic)
 
     def _talk(self, text: Text) -> None:
-        self._stderr.print(text, soft_wrap=True, highlight=False)
+        with talk_ignored(self._stderr.file):
+            self._stderr.print(text, soft_wrap=True, highlight=False)
 
 
 def plain_advance(
@@ -235,17 +243,37 @@ def console(stream: TextIO) -> Console:
 
 
 @contextmanager
-def ignored_reader(stream: IO[str]) -> Iterator[None]:
-    """Writes in the block survive a reader that has gone, as those through a PatientConsole do."""
+def results_written(stream: IO[str]) -> Iterator[None]:
+    """Writes in the block survive a reader that has gone, as those through a PatientConsole do.
+
+    Raises:
+        MissingResourceError: a write failed for another reason. Nothing more is written to `stream`.
+    """
     try:
         yield
     except BrokenPipeError:
         forget_reader(stream)
+    except OSError as error:
+        forget_reader(stream)
+        raise MissingResourceError(
+            f"the result cannot be written to stdout: {error.strerror}",
+            hint="send stdout to a place that has room; the files of the result are not touched by this",
+        ) from error
+
+
+@contextmanager
+def talk_ignored(stream: IO[str]) -> Iterator[None]:
+    """What the block says goes nowhere if `stream` takes it no more: it is no part of the result."""
+    try:
+        yield
+    except OSError:
+        forget_reader(stream)
 
 
 def forget_reader(stream: IO[str]) -> None:
-    """Points a stream whose reader has gone at the null device, so that nothing more is raised."""
+    """Points a stream that takes nothing more at the null device, and empties it there: nothing more is raised."""
     with suppress(OSError, ValueError, AttributeError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+        stream.flush()

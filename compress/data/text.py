@@ -102,17 +102,28 @@ def _corpus(source: str, lines: Iterable[str]) -> Corpus:
 
 def _is_file(source: str) -> bool:
     return (
-        Path(source).expanduser().exists()
+        _exists(source)
         or source.lower().endswith(FILE_SUFFIXES)
         or source.startswith((".", "/", "~"))
         or "\\" in source
     )
 
 
+def _exists(source: str) -> bool:
+    try:
+        return Path(source).expanduser().exists()
+    except (OSError, RuntimeError):  # too long for a file name, no permission, or `~somebody` who is not here
+        return False
+
+
 def _file_texts(source: str, chat_template: ChatTemplate | None) -> list[str]:
-    path = Path(source).expanduser()
-    suffix = path.suffix.lower()
-    if not path.exists():
+    try:
+        path = Path(source).expanduser()
+        exists, suffix = path.exists(), path.suffix.lower()
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise MissingResourceError(f"{source} cannot be read: {reason}", hint="check the path") from error
+    if not exists:
         raise MissingResourceError(f"{source} does not exist", hint="check the path")
     if not path.is_file():
         raise UsageError(f"{source} is not a file", hint=f"pass a file: {', '.join(FILE_SUFFIXES)}")
@@ -178,6 +189,8 @@ def _parse_line(line: str) -> Any:
         return json.loads(line)
     except ValueError as error:
         return error
+    except RecursionError:
+        return ValueError("nested too deeply")
 
 
 def _row_texts(source: str, rows: Iterable[tuple[str, Any]], chat_template: ChatTemplate | None) -> list[str]:

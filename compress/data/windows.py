@@ -156,6 +156,21 @@ def encoder_windows(
     return _windows(corpus, windows, prefix, length, samples, tokens, used)
 
 
+def check_ids(windows: Windows, rows: int, source: str) -> None:
+    """Raises UsageError if a window holds an id that the input embedding of the model `source` has no row for.
+
+    Args:
+        rows: rows of the input embedding; valid ids are 0 to rows - 1.
+    """
+    largest = max(int(window.max()) for window in windows.ids)
+    if largest >= rows:
+        raise UsageError(
+            f"{source}: its tokenizer gives the id {largest} for text of {windows.source}, but the input embedding "
+            f"has {rows} rows (ids 0 to {rows - 1})",
+            hint="the tokenizer's files and the weights do not belong together; take both from the same model",
+        )
+
+
 def _windows(
     corpus: Corpus,
     ids: Sequence[list[int]],

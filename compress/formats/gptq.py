@@ -21,7 +21,8 @@ from compress.scheme import PER_CHANNEL, QuantizedWeight, Scheme
 if TYPE_CHECKING:
     from compress.model.anatomy import LinearLayer
 
-_FUSED_NAMES = {"qkv": "qkv_proj", "gate_up": "gate_up_proj"}
+CONFIG_FILE = "quantize_config.json"
+FUSED_NAMES = {"qkv": "qkv_proj", "gate_up": "gate_up_proj"}
 """What vLLM calls the matrices that it fuses; its exclusion rules are matched against these names."""
 
 
@@ -45,12 +46,16 @@ def quantization_config(layers: Sequence[LinearLayer], schemes: Mapping[str, Sch
         "pack_dtype": "int32",
     }
     rules: dict[str, dict[str, int]] = {}
+    groups: dict[str, set[Scheme | None]] = {}
+    for layer in layers:
+        groups.setdefault(layer.fused, set()).add(schemes.get(layer.name))
     for layer in layers:
         scheme = schemes.get(layer.name)
+        pattern = _pattern(layer, whole_group=len(groups[layer.fused]) == 1)
         if scheme is None:
-            rules[f"-:{_pattern(layer)}"] = {}
+            rules[f"-:{pattern}"] = {}
         elif scheme != common:
-            rules[f"+:{_pattern(layer)}"] = {"bits": scheme.bits, "group_size": scheme.group_size}
+            rules[f"+:{pattern}"] = {"bits": scheme.bits, "group_size": scheme.group_size}
     if rules:
         config["dynamic"] = rules
     inside = _same_in_every_block(layers, schemes)
@@ -74,28 +79,45 @@ def pack(layer: LinearLayer, weight: QuantizedWeight) -> dict[str, torch.Tensor]
 
 
 def scheme_of(config: Mapping[str, Any], name: str) -> Scheme:
-    """The scheme of the layer `name`: the defaults, changed by the first rule that matches."""
-    bits, group_size = config["bits"], config["group_size"]
-    for rule, changes in config.get("dynamic", {}).items():
-        if rule.startswith("+:") and re.match(rule.removeprefix("+:"), name):
-            bits, group_size = changes["bits"], changes["group_size"]
-            break
-    return Scheme(bits=bits, group_size=PER_CHANNEL if group_size == -1 else group_size)
+    """The scheme of the quantized layer `name`: the defaults, changed by the first rule that matches."""
+    settings = {**config, **(override(config, name) or {})}
+    group_size = settings["group_size"]
+    return Scheme(bits=settings["bits"], group_size=PER_CHANNEL if group_size == -1 else group_size)
 
 
-def _pattern(layer: LinearLayer) -> str:
-    """A regular expression for the layer's name in the file, in the stock class and, fused, in vLLM."""
+def override(config: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """What the first rule of `dynamic` that matches `name` changes; {} if none matches, None if it excludes.
+
+    As in GPTQModel (`dynamic_get`) and vLLM (`get_dynamic_override`).
+    """
+    rules: Mapping[str, Mapping[str, Any]] = config.get("dynamic") or {}
+    for rule, changes in rules.items():
+        if re.match(rule.removeprefix("-:").removeprefix("+:"), name):
+            return None if rule.startswith("-:") else changes
+    return {}
+
+
+def _pattern(layer: LinearLayer, *, whole_group: bool) -> str:
+    """A regular expression for the layer's name in the file, in the stock class and, fused, in vLLM.
+
+    The fused name stands for all members, so it is there only if the rule holds for the `whole_group`.
+    """
     parent, _, last = min(layer.name, stem_of(layer), key=len).rpartition(".")
     names = [re.escape(last)]
-    fused = _FUSED_NAMES.get(layer.fused.rpartition(":")[2])
-    if fused is not None:
+    fused = FUSED_NAMES.get(layer.fused.rpartition(":")[2])
+    if fused is not None and whole_group:
         names.append(fused)
     return rf"(?:.*\.)?{re.escape(parent)}\.(?:{'|'.join(names)})$"
 
 
 def _same_in_every_block(layers: Sequence[LinearLayer], schemes: Mapping[str, Scheme]) -> list[str] | None:
-    """Names, inside a block, of the quantized layers; None if nothing is skipped or blocks differ."""
-    if all(layer.name in schemes for layer in layers):
+    """Names, inside a block, of the quantized layers.
+
+    None if nothing is skipped, if blocks differ, or if a skipped layer's name contains a quantized one's
+    (`attention.output.dense` and `output.dense`): loaders would take it for quantized.
+    """
+    skipped = [layer.name for layer in layers if layer.name not in schemes]
+    if not skipped:
         return None
     blocks: dict[int, list[str]] = {}
     for layer in layers:
@@ -103,4 +125,6 @@ def _same_in_every_block(layers: Sequence[LinearLayer], schemes: Mapping[str, Sc
         if layer.name in schemes:
             inside.append(layer.name.partition(f".{layer.block}.")[2])
     first, *others = blocks.values()
+    if any(inside in name for inside in first for name in skipped):
+        return None
     return first if all(other == first for other in others) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,8 +22,13 @@ from compress.errors import BrokenResultError, MissingResourceError
 from compress.formats.layout import Shard
 
 Loader = Literal["stock", "reader"]
-_SHOWN = 3000
-"""Characters of a crashed worker's last words that the error repeats."""
+_TRACEBACK = "Traceback (most recent call last):"
+_BAR = re.compile(r"\d+%\|")
+"""A progress bar of tqdm."""
+
+
+class ProofCrashError(Exception):
+    """All that a worker that died had written on stderr; the cause of the error that the user sees."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,8 @@ def prove(
             measured model; for an encoder its last hidden state.
         loader: "stock" transformers, or the independent "reader" where transformers has no loader of its own.
         source: the original's folder; if given, every tensor that was not quantized must equal the
-            original's, rounded at most to the dtype that was planned.
+            original's, rounded at most to the dtype that was planned, config.json must say the same but for
+            quantization and cast, and every side file must be there, byte by byte.
 
     Raises:
         BrokenResultError: a check failed, or the process died; lists what failed.
@@ -99,6 +106,7 @@ def prove(
         "trust_remote_code": trust_remote_code,
         "source": None if source is None else str(source),
         "threads": _threads(),
+        "parent": os.getpid(),
     }
     record = _record(_run(job))
     failed = [f"{check.name}: {check.detail}" for check in record.checks if not check.passed]
@@ -132,11 +140,24 @@ def _run(job: Mapping[str, Any]) -> dict[str, Any]:
         )
     if process.returncode != 0:
         raise BrokenResultError(
-            f"the written folder failed its proof: loading it ended with exit code {process.returncode}:\n"
-            + process.stderr[-_SHOWN:]
-        )
+            "the written folder failed its proof: the process that loads it ended with exit code "
+            f"{process.returncode}: {last_words(process.stderr)}",
+            hint="Nothing was published. Run it again with -v for all that the process said.",
+        ) from ProofCrashError(process.stderr)
     answer: dict[str, Any] = json.loads(process.stdout)
     return answer
+
+
+def last_words(stderr: str) -> str:
+    """The line that says why a process ended: type and message of its last exception, else its last line.
+
+    Bars end without a line break, so a traceback may begin in the middle of a line.
+    """
+    _, found, tail = stderr.rpartition(_TRACEBACK)
+    lines = [line for line in (tail if found else stderr).splitlines() if line.strip() and not _BAR.search(line)]
+    if found:
+        return next((line for line in lines if not line[0].isspace()), "no further message")
+    return lines[-1].strip() if lines else "no further message"
 
 
 def _record(answer: Mapping[str, Any]) -> ProofRecord:

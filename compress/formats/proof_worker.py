@@ -1,9 +1,11 @@
 """The process behind `proof.prove`: a job in JSON on stdin, what was found in JSON on stdout.
 
-The checks, in this order; a folder that fails one of the first three is not looked at further:
+The checks, in this order; a folder that fails one of the first five is not looked at further:
 
     files        every planned tensor is there with its dtype and shape, and nothing else
     original     tensors that were not quantized equal the original's
+    config       config.json equals the original's, but for quantization and cast
+    side files   tokenizer and the like equal the original's, byte by byte, and there is no other one
     loading      the loader finds every weight that it expects and no other
     outputs      finite, and equal to those of the measured model up to rounding
     weights      dequantized weights equal ours, bit for bit
@@ -31,11 +33,14 @@ from transformers.pytorch_utils import Conv1D
 
 from compress.divergence import token_kl
 from compress.errors import CompressError
+from compress.formats.plain import cast_config
 from compress.formats.proof import ProofCheck, ProofRecord
 from compress.formats.read import Reader
-from compress.model.checkpoint import open_checkpoint
+from compress.model.checkpoint import Checkpoint, open_checkpoint
 from compress.model.load import build_model, load_original
 from compress.model.safetensors_header import HeaderError, read_header
+from compress.model.sidefiles import CARD, SOURCE_CARD, side_files
+from compress.orphans import die_with_parent
 
 KL_LIMIT = 1e-5
 """Mean KL divergence, nats per token."""
@@ -61,7 +66,9 @@ def main() -> None:
     answer_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # Whatever a library prints must not end up in the answer.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    record = run(json.load(sys.stdin))
+    job = json.load(sys.stdin)
+    die_with_parent(job["parent"])
+    record = run(job)
     with answer_to:
         json.dump(asdict(record), answer_to)
 
@@ -74,7 +81,10 @@ def run(job: Mapping[str, Any]) -> ProofRecord:
     method = f"transformers {transformers.__version__}" if stock else "independent reader"
     checks = [check_files(stage, job["planned"])]
     if checks[-1].passed and job["source"] is not None:
-        checks.append(check_original(stage, Path(job["source"])))
+        source = Path(job["source"])
+        checks.append(check_original(stage, source))
+        checks.append(check_config(stage, source))
+        checks.append(check_side_files(stage, source, trust_remote_code=job["trust_remote_code"]))
     if not all(check.passed for check in checks):
         return ProofRecord(method, tuple(checks), None, None, 0, 0)
     try:
@@ -144,6 +154,37 @@ def check_original(stage: Path, source: Path) -> ProofCheck:
         if not torch.equal(_raw(found), _raw(expected)):
             faults.append(f"{name} differs from the original's")
     return _check("original", faults, f"{len(kept)} tensors equal the original's")
+
+
+def check_config(stage: Path, source: Path) -> ProofCheck:
+    """config.json against the original's. A plain folder is a cast, whose dtype its tensors tell."""
+    try:
+        result, original = open_checkpoint(stage), open_checkpoint(source)
+    except CompressError as error:
+        return ProofCheck("config", False, error.message)
+    cast = None if result.is_quantized else _cast(result)
+    expected = original.config if cast is None else cast_config(original.config, cast)
+    faults = [
+        f"{key}: found {_json(result.config, key)}, expected {_json(expected, key)}"
+        for key in sorted((result.config.keys() | expected.keys()) - {"quantization_config"})
+        if _json(result.config, key) != _json(expected, key)
+    ]
+    return _check("config", faults, "config.json equals the original's, but for quantization and cast")
+
+
+def check_side_files(stage: Path, source: Path, *, trust_remote_code: bool) -> ProofCheck:
+    """Side files against the original's, whose README.md goes by another name here."""
+    wanted = {path.as_posix() for path in side_files(source, trust_remote_code=trust_remote_code)}
+    # Code that was not trusted must not be there either.
+    found = {path.as_posix() for path in side_files(stage, trust_remote_code=True)}
+    faults = [f"{name}: the original has no such file" for name in sorted(found - wanted - {CARD})]
+    for name in sorted(wanted):
+        target = SOURCE_CARD if name == CARD else name
+        if not (stage / target).is_file():
+            faults.append(f"{target}: missing")
+        elif (stage / target).read_bytes() != (source / name).read_bytes():
+            faults.append(f"{target}: differs from the original's {name}")
+    return _check("side files", faults, f"{len(wanted)} files equal the original's, byte by byte")
 
 
 def windows(path: Path) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -272,6 +313,16 @@ def _check(name: str, faults: list[str], good: str) -> ProofCheck:
 
 def _form(entry: list[Any] | None) -> str:
     return "nothing" if entry is None else f"{entry[0]} {entry[1]}"
+
+
+def _cast(plain: Checkpoint) -> str | None:
+    """The dtype of all floating tensors of a plain folder, if it is one that folders are cast to."""
+    floating = {info.dtype for info in plain.tensors.values()} & {"F64", "F32", "BF16", "F16"}
+    return {"F16": "float16", "BF16": "bfloat16"}.get(floating.pop()) if len(floating) == 1 else None
+
+
+def _json(config: Mapping[str, Any], key: str) -> str:
+    return json.dumps(config[key], sort_keys=True) if key in config else "nothing"
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

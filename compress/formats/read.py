@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from compress.errors import BrokenResultError
-from compress.formats import compressed_tensors, gptq
+from compress.formats import compressed_tensors, gptq, gptq_check
 from compress.model.anatomy import ARCHITECTURES
 from compress.model.checkpoint import open_checkpoint
 from compress.scheme import QuantizedWeight, Scheme
@@ -32,6 +32,7 @@ _PARTS = {
 }
 _MARK = {"compressed-tensors": "weight_scale", "gptq": "qweight"}
 """The part that every quantized layer has and no other one."""
+_LISTED = 20
 
 Words = npt.NDArray[np.uint32]
 Codes = npt.NDArray[np.int16]
@@ -42,19 +43,35 @@ class Reader:
 
     Raises:
         MissingResourceError, UsageError: see `open_checkpoint`.
-        BrokenResultError: the quantization that config.json describes is none of ours.
+        BrokenResultError: the quantization that config.json describes is none of ours, or other loaders would
+            read these tensors differently than this one does.
     """
 
     def __init__(self, folder: Path) -> None:
         self._checkpoint = open_checkpoint(folder)
         self._config: Mapping[str, Any] = self._checkpoint.config.get("quantization_config") or {}
         self._method = self._config.get("quant_method")
-        if self._method is not None and self._method not in _PARTS:
+        if self._config and self._method not in _PARTS:
             raise BrokenResultError(f"{folder}: quantization method '{self._method}' is not one that compress writes.")
+        if self._method == "gptq":
+            self._check_gptq()
         ending = f".{_MARK[self._method]}" if self._method is not None else None
         self.quantized_names: tuple[str, ...] = tuple(
             name.removesuffix(ending) for name in self._checkpoint.tensors if ending and name.endswith(ending)
         )
+
+    def _check_gptq(self) -> None:
+        folder, tensors = self._checkpoint.folder, self._checkpoint.tensors
+        found = gptq_check.faults(self._config, self._checkpoint.config, tensors)
+        found += gptq_check.file_faults(folder, self._config)
+        if found:
+            more = f"\n  ... and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+            raise BrokenResultError(
+                f"{folder}: other loaders would not read this gptq folder as it is meant:\n  "
+                + "\n  ".join(found[:_LISTED])
+                + more,
+                hint="Write the folder again; its config.json or its weight files were changed.",
+            )
 
     def scheme(self, name: str) -> Scheme:
         """How the layer is quantized, according to config.json."""

@@ -23,11 +23,10 @@ from compress.formats import compressed_tensors, gptq, plain
 from compress.formats.layout import Shard, layer_tensors, shard_layout, stored_tensors
 from compress.model.anatomy import LinearLayer, anatomy
 from compress.model.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from compress.model.load import model_class
 from compress.model.sidefiles import copy_side_files
 from compress.progress import Advance, Progress
 from compress.scheme import QuantizedWeight, Scheme
-
-GPTQ_CONFIG_FILE = "quantize_config.json"
 
 Pack = Callable[[LinearLayer, QuantizedWeight], dict[str, torch.Tensor]]
 
@@ -88,7 +87,8 @@ def write_checkpoint(
     for name in side_files:
         _sync(stage / name)
     written += side_files
-    written += _write_config(source, stage, format_name, layers, schemes, cast)
+    config = _config(source, format_name, layers, schemes, cast, trust_remote_code=trust_remote_code)
+    written += _write_config(stage, config, in_order=list(source.config) == sorted(source.config))
     return tuple(sorted(written))
 
 
@@ -200,36 +200,41 @@ def _index(shards: Sequence[Shard]) -> dict[str, Any]:
     }
 
 
-def _write_config(
+def _config(
     source: Checkpoint,
-    stage: Path,
     format_name: str,
     layers: Sequence[LinearLayer],
     schemes: Mapping[str, Scheme],
     cast: str | None,
-) -> list[str]:
-    """config.json is the source's, in its order of keys, with what this step adds."""
-    config = dict(source.config)
-    in_order = list(config) == sorted(config)
-    files = [CONFIG_FILE]
-    if cast is not None:
-        config = plain.cast_config(config, cast)
+    *,
+    trust_remote_code: bool,
+) -> dict[str, Any]:
+    """The source's config.json with what this step changes."""
+    config = dict(source.config) if cast is None else plain.cast_config(source.config, cast)
     if format_name == "compressed-tensors":
-        untouched = _untouched_modules(source, schemes)
+        untouched = _untouched_modules(source, schemes, trust_remote_code=trust_remote_code)
         config["quantization_config"] = compressed_tensors.quantization_config(layers, schemes, untouched)
     elif format_name == "gptq":
         config["quantization_config"] = gptq.quantization_config(layers, schemes)
-        _write_text(stage / GPTQ_CONFIG_FILE, _dump(config["quantization_config"], sort=False))
-        files.append(GPTQ_CONFIG_FILE)
+    return config
+
+
+def _write_config(stage: Path, config: Mapping[str, Any], *, in_order: bool) -> list[str]:
+    """Writes config.json, sorted if the source's was, and gptq's own file, which repeats a part of it."""
+    files = [CONFIG_FILE]
+    block = config.get("quantization_config") or {}
+    if block.get("quant_method") == "gptq":
+        _write_text(stage / gptq.CONFIG_FILE, _dump(block, sort=False))
+        files.append(gptq.CONFIG_FILE)
     _write_text(stage / CONFIG_FILE, _dump(config, sort=in_order))
     return files
 
 
-def _untouched_modules(source: Checkpoint, schemes: Mapping[str, Scheme]) -> list[str]:
-    """Module names of all weights with two dimensions that stay as they are, and of the output head.
+def _untouched_modules(source: Checkpoint, schemes: Mapping[str, Scheme], *, trust_remote_code: bool) -> list[str]:
+    """Module names of all weights with two dimensions that stay as they are, and of the output heads.
 
-    The head is named even where it is tied and has no tensor: loaders would otherwise make a quantized layer
-    of it.
+    Heads are named even where they are tied and have no tensor: loaders would otherwise make quantized layers
+    of them and expect scales. The class says which ones it ties.
     """
     parts = anatomy(source)
     names = {layer.name for layer in parts.layers if layer.name not in schemes}
@@ -238,6 +243,9 @@ def _untouched_modules(source: Checkpoint, schemes: Mapping[str, Scheme]) -> lis
         for name in parts.untouched
         if name.endswith(".weight") and len(source.tensors[name].shape) == 2
     }
+    cls = model_class(source.config, folder=source.folder, trust_remote_code=trust_remote_code)
+    tied: Mapping[str, str] = getattr(cls, "_tied_weights_keys", None) or {}
+    names |= {name.removesuffix(".weight") for name in tied if name.endswith(".weight")}
     if parts.kind == "decoder":
         names.add("lm_head")
     return sorted(names)

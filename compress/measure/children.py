@@ -67,7 +67,7 @@ def _running(label: str, threads: int) -> Iterator[Child]:
     count = {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS")}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "compress.measure.worker", "--threads", str(threads)],
+            [sys.executable, "-m", "compress.measure.worker", "--threads", str(threads), "--parent", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

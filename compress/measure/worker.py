@@ -1,6 +1,7 @@
-"""The process that loads one model and times it: `python -m compress.measure.worker --threads N`.
+"""The process that loads one model and times it: `python -m compress.measure.worker --threads N --parent PID`.
 
-Reads one JSON request per line on stdin and answers each with one JSON line on stdout; ends when stdin does.
+Reads one JSON request per line on stdin and answers each with one JSON line on stdout; ends when stdin does,
+and on Linux at any moment at which the parent ends.
 Whatever else writes to stdout in this process is sent to stderr.
 
     {"op": "load", "folder", "loader", "dtype", "device", "trust_remote_code"}  -> facts of the model
@@ -26,6 +27,7 @@ from torch import Tensor
 
 import compress
 from compress.errors import BrokenResultError, CompressError, UsageError
+from compress.orphans import die_with_parent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -218,7 +220,10 @@ def serve(requests: TextIO, replies: TextIO) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, required=True)
-    torch.set_num_threads(parser.parse_args().threads)
+    parser.add_argument("--parent", type=int, required=True, help="process id of the one that started this")
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    torch.set_num_threads(arguments.threads)
     # The replies keep the pipe to themselves: a library that prints must not break the protocol.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies, torch.inference_mode():
         os.dup2(2, 1)

@@ -17,10 +17,14 @@ from torch import nn
 from compress.errors import UsageError
 from compress.model.anatomy import Anatomy
 from compress.model.checkpoint import Checkpoint
-from compress.model.load import model_class
+from compress.model.load import config_of, empty_model, model_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_LEGACY = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+"""Today's names and those in files of the first BERT models; stock loading renames them too."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,17 @@ class BlockModel:
                 for name, buffer in list(module.named_buffers(recurse=False)):
                     setattr(module, name, buffer.to(self._device))
 
+    def _stored(self, inner: str) -> str:
+        """Name in the file of a tensor of the base model."""
+        name = self._anatomy.file_prefix + inner
+        legacy = (name.removesuffix(new) + old for new, old in _LEGACY if name.endswith(new))
+        return name if name in self._checkpoint.tensors else next(legacy, name)
+
     def _has(self, inner: str) -> bool:
-        return self._anatomy.file_prefix + inner in self._checkpoint.tensors
+        return self._stored(inner) in self._checkpoint.tensors
 
     def _tensor(self, inner: str) -> torch.Tensor:
-        tensor = self._checkpoint.read(self._anatomy.file_prefix + inner)
+        tensor = self._checkpoint.read(self._stored(inner))
         return tensor.to(self._device, self._dtype if tensor.is_floating_point() else None)
 
     @torch.no_grad()
@@ -135,13 +145,8 @@ def run_block(block: nn.Module, hidden: torch.Tensor, call: Call) -> torch.Tenso
 
 def _skeleton(checkpoint: Checkpoint, anatomy: Anatomy) -> nn.Module:
     """The base model (no head) with parameters on the meta device and buffers real."""
-    import accelerate
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
-    with accelerate.init_empty_weights(include_buffers=False):
-        model = model_class(checkpoint.config)(config)
-    model.train(False)
+    cls = model_class(checkpoint.config)
+    model = empty_model(cls, config_of(cls, checkpoint.folder), checkpoint.folder)
     base: nn.Module = getattr(model, anatomy.architecture.base) if anatomy.module_prefix else model
     return base
 

@@ -6,7 +6,6 @@ Opening reads no weight and imports no torch; tensors are read by name when some
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,12 +13,21 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from compress.errors import MissingResourceError, UsageError
+from compress.model.json_text import parse_json
 from compress.model.safetensors_header import HeaderError, TensorInfo, read_header
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "TensorInfo", "no_weights", "open_checkpoint", "parse_config", "parse_index"]
+__all__ = [
+    "Checkpoint",
+    "TensorInfo",
+    "no_weights",
+    "open_checkpoint",
+    "parse_config",
+    "parse_index",
+    "read_json_object",
+]
 
 CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
@@ -53,6 +61,12 @@ class Checkpoint:
     @property
     def model_type(self) -> str:
         return str(self.config["model_type"])
+
+    @property
+    def positions(self) -> int | None:
+        """Longest input in tokens, where the config states one."""
+        stated = self.config.get("max_position_embeddings") or self.config.get("n_positions")
+        return stated if isinstance(stated, int) else None
 
     @property
     def weight_bytes(self) -> int:
@@ -115,7 +129,14 @@ def open_checkpoint(folder: Path, source: str | None = None, *, revision: str | 
         MissingResourceError: the folder does not exist.
         UsageError: everything else that makes the folder unusable, all faults at once.
     """
-    source = source or str(folder)
+    try:
+        return _opened(folder, source or str(folder), revision)
+    except (OSError, ValueError) as error:  # no permission, a name that is too long or that no file can have
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise MissingResourceError(f"{folder} cannot be read: {reason}", hint="check the path") from error
+
+
+def _opened(folder: Path, source: str, revision: str | None) -> Checkpoint:
     if not folder.exists():
         raise MissingResourceError(f"{folder} does not exist", hint="check the path")
     if not folder.is_dir():
@@ -155,7 +176,7 @@ def parse_config(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         raise UsageError(f"{path.parent} has no {path.name}", hint="pass a Hugging Face model folder")
-    config = _read_json_object(path)
+    config = read_json_object(path)
     if not isinstance(config.get("model_type"), str):
         raise UsageError(
             f"{path} has no model_type",
@@ -170,12 +191,12 @@ def parse_index(path: Path) -> dict[str, str]:
     Raises:
         UsageError: unreadable, without a usable `weight_map`, or naming a file outside the folder.
     """
-    weight_map = _read_json_object(path).get("weight_map")
+    weight_map = read_json_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise UsageError(f"{path} has no weight_map from tensor names to file names")
     bad = sorted({shard for shard in weight_map.values() if not _is_plain_name(shard)})
     if bad:
-        raise UsageError(f"{path} names files that are no plain *.safetensors names: {', '.join(bad)}")
+        raise UsageError(f"{path} names files that are no plain *.safetensors names: {', '.join(map(ascii, bad))}")
     return weight_map
 
 
@@ -228,9 +249,10 @@ def _read_shards(folder: Path, shards: Iterable[str]) -> tuple[list[TensorInfo],
     return tensors, problems
 
 
-def _read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises UsageError: unreadable, not JSON, or no object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -241,7 +263,7 @@ def _read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _is_plain_name(shard: str) -> bool:
-    return shard.endswith(".safetensors") and "\\" not in shard and PurePosixPath(shard).name == shard
+    return shard.endswith(".safetensors") and not {"\\", "\0"} & set(shard) and PurePosixPath(shard).name == shard
 
 
 def _sha256(path: Path) -> str:

@@ -58,12 +58,26 @@ class _Repository:
 def is_local(model: str) -> bool:
     """Whether MODEL means a folder: it exists, or it is written like a path and not like `org/name`."""
     return (
-        Path(model).expanduser().exists()
+        _exists(model)
         or model.startswith((".", "/", "~"))
         or "\\" in model
         or _WINDOWS_DRIVE.match(model) is not None
         or model.split("@")[0].count("/") > 1
     )
+
+
+def _exists(model: str) -> bool:
+    try:
+        return Path(model).expanduser().exists()
+    except (OSError, RuntimeError):  # too long for a file name, or `~somebody` who is not here
+        return False
+
+
+def _local_folder(model: str) -> Path:
+    try:
+        return Path(model).expanduser()
+    except RuntimeError as error:
+        raise MissingResourceError(f"{model}: {error}", hint="check the path") from error
 
 
 def resolve(model: str, *, weights: bool, cache: Path | None = None, trust_remote_code: bool = False) -> Checkpoint:
@@ -80,7 +94,7 @@ def resolve(model: str, *, weights: bool, cache: Path | None = None, trust_remot
         UsageError: the model holds no safetensors weights, or is damaged.
     """
     if is_local(model):
-        return open_checkpoint(Path(model).expanduser(), source=model)
+        return open_checkpoint(_local_folder(model), source=model)
     name, _, revision = model.partition("@")
     if "@" in model and not revision:
         raise MissingResourceError(f"{model}: no revision after the @", hint="write org/name@revision")

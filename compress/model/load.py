@@ -22,6 +22,8 @@ from compress.model.sidefiles import tokenizer_files
 
 _REMOTE_HINT = "if you have read that code and trust it, pass --trust-remote-code"
 _LISTED = 20
+_OLD_MASK = ".attn.masked_bias"
+"""A constant in the files of older GPT-2 models, which no class reads any more and stock loading ignores aloud."""
 
 
 def model_class(
@@ -36,8 +38,8 @@ def model_class(
         UsageError: this transformers knows neither the architecture nor the model type, or the model needs
             its own code and that was not allowed.
     """
-    architecture = (config.get("architectures") or [None])[0]
-    stock = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
+    architecture = _architecture(config, folder)
+    stock = getattr(transformers, architecture, None) if architecture else None
     if isinstance(stock, type) and issubclass(stock, PreTrainedModel):
         return stock
     model_type = config["model_type"]
@@ -50,12 +52,73 @@ def model_class(
         return _remote_class(auto_map, architecture, folder)
     # `architectures` may be missing, but a class that is named and unknown must not be replaced by another.
     if architecture is None and model_type in transformers.CONFIG_MAPPING:
-        return cast(type[PreTrainedModel], transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]])
+        config_class = transformers.CONFIG_MAPPING[model_type]
+        if config_class in transformers.MODEL_MAPPING:
+            return cast(type[PreTrainedModel], transformers.MODEL_MAPPING[config_class])
     raise UsageError(
         f"transformers {transformers.__version__} does not know the architecture {architecture!r} "
         f"(model_type {model_type!r})",
         hint="check `architectures` in config.json, or update transformers",
     )
+
+
+def _architecture(config: Mapping[str, Any], folder: Path | None) -> str | None:
+    stated = config.get("architectures")
+    if stated is None or stated == []:
+        return None
+    if isinstance(stated, list) and all(isinstance(name, str) for name in stated):
+        return str(stated[0])
+    file = folder / CONFIG_FILE if folder else CONFIG_FILE
+    raise UsageError(
+        f"{file}: `architectures` is {stated!r}; it must be a list of class names",
+        hint='write the name of the class, such as ["LlamaForCausalLM"], or leave the key out',
+    )
+
+
+def config_of(cls: type[PreTrainedModel], folder: Path) -> transformers.PreTrainedConfig:
+    """config.json as the config of `cls`.
+
+    Raises:
+        UsageError: transformers rejects it, for whatever reason.
+    """
+    if cls.config_class is None:
+        raise UsageError(f"{cls.__name__} of {folder} declares no config class")
+    with quiet_transformers(), config_errors(cls, folder):
+        return cls.config_class.from_pretrained(folder, local_files_only=True)
+
+
+def empty_model(cls: type[PreTrainedModel], config: transformers.PreTrainedConfig, folder: Path) -> PreTrainedModel:
+    """The class built without weights, in eval mode: parameters on the meta device, buffers real.
+
+    Raises:
+        UsageError: the class cannot be built from the config of `folder`, for whatever reason.
+    """
+    import accelerate
+
+    with quiet_transformers(), config_errors(cls, folder), accelerate.init_empty_weights(include_buffers=False):
+        model = cls(config)
+    model.train(False)
+    return model
+
+
+@contextmanager
+def config_errors(cls: type[PreTrainedModel], folder: Path) -> Iterator[None]:
+    """Turns anything that transformers raises over a config into a UsageError that names config.json.
+
+    Validators, look-ups in tables and arithmetic on the fields raise what they please: there is no list to name.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(
+            f"{folder / CONFIG_FILE}: {cls.__name__} cannot be built from it ({_brief(error)})",
+            hint="correct config.json, or fetch the model again",
+        ) from error
+
+
+def _brief(error: Exception) -> str:
+    """The kind and the message on one line: the messages of validators name the field first, then the fault."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -74,9 +137,9 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrain
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # transformers and tokenizers check little: a broken file fails anywhere
         hint = _REMOTE_HINT if "trust_remote_code" in str(error) else "save it again with transformers"
-        raise UsageError(f"the tokenizer in {folder} cannot be loaded: {error}", hint=hint) from error
+        raise UsageError(f"the tokenizer in {folder} cannot be loaded ({_brief(error)})", hint=hint) from error
     if not tokenizer.is_fast:
         raise UsageError(
             f"the tokenizer in {folder} has no fast version (tokenizer.json)",
@@ -95,10 +158,13 @@ def load_original(
         BrokenResultError: weights are missing, left over or of another shape than the class expects.
     """
     cls = model_class(checkpoint.config, folder=checkpoint.folder, trust_remote_code=trust_remote_code)
-    with _quiet_transformers():
-        model, info = _from_pretrained(
+    config = config_of(cls, checkpoint.folder)
+    empty_model(cls, config, checkpoint.folder)  # a config that is at fault is told from weights that are
+    with quiet_transformers():
+        model, info = from_pretrained(
             cls,
             checkpoint.folder,
+            config=config,
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
@@ -129,11 +195,13 @@ def build_model(
     """
     raw = parse_config(folder / CONFIG_FILE)
     cls = model_class(raw, folder=folder, trust_remote_code=trust_remote_code)
-    with _quiet_transformers():
-        model, info = _from_pretrained(
+    config = plain_config(cls, folder)
+    empty_model(cls, config, folder)
+    with quiet_transformers():
+        model, info = from_pretrained(
             cls,
             None,
-            config=_plain_config(cls, folder),
+            config=config,
             state_dict=dict(state_dict),
             dtype=dtype,
         )
@@ -143,12 +211,14 @@ def build_model(
     return _frozen(model, device)
 
 
-def _from_pretrained(
+def from_pretrained(
     cls: type[PreTrainedModel], folder: Path | None, **options: Any
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
     """Stock loading and its report. Mismatched shapes are reported with all other faults."""
     loaded = cls.from_pretrained(folder, ignore_mismatched_sizes=True, output_loading_info=True, **options)
-    return cast(tuple[PreTrainedModel, Mapping[str, Any]], loaded)
+    model, report = cast(tuple[PreTrainedModel, Mapping[str, Any]], loaded)
+    unexpected = {name for name in report.get("unexpected_keys", ()) if not name.endswith(_OLD_MASK)}
+    return model, {**report, "unexpected_keys": unexpected}
 
 
 def _remote_class(auto_map: Mapping[str, Any], architecture: str | None, folder: Path) -> type[PreTrainedModel]:
@@ -159,17 +229,19 @@ def _remote_class(auto_map: Mapping[str, Any], architecture: str | None, folder:
     }
     for reference in references.values():
         if reference.split(".")[-1] == architecture:
-            return cast(type[PreTrainedModel], get_class_from_dynamic_module(reference, folder))
+            try:
+                return cast(type[PreTrainedModel], get_class_from_dynamic_module(reference, folder))
+            except Exception as error:  # importing the code runs it
+                raise UsageError(f"{folder}: its own code {reference} does not load ({_brief(error)})") from error
     raise UsageError(
         f"{folder / CONFIG_FILE}: auto_map names no AutoModel class for the architecture {architecture!r}; "
         f"it names {', '.join(references.values()) or 'none'}"
     )
 
 
-def _plain_config(cls: type[PreTrainedModel], folder: Path) -> transformers.PreTrainedConfig:
-    if cls.config_class is None:
-        raise UsageError(f"{cls.__name__} of {folder} declares no config class")
-    config = cls.config_class.from_pretrained(folder, local_files_only=True)
+def plain_config(cls: type[PreTrainedModel], folder: Path) -> transformers.PreTrainedConfig:
+    """As `config_of`, without a word on quantization: for weights that are plain."""
+    config = config_of(cls, folder)
     for key in ("quantization_config", "compression_config"):
         if hasattr(config, key):
             delattr(config, key)
@@ -203,7 +275,7 @@ def _frozen(model: PreTrainedModel, device: torch.device | str) -> PreTrainedMod
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Without transformers' progress bars and load report: faults are raised here, in our own words."""
     log = cast(Any, transformers_logging)  # its functions carry no annotations
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()

@@ -7,12 +7,13 @@ offsets cover the data without holes. Source: https://github.com/huggingface/saf
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from compress.model.json_text import parse_json
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library itself."""
@@ -101,7 +102,7 @@ def _header_length(prefix: bytes, start: bytes, size: int) -> int:
 def parse_header(raw: bytes, shard: str) -> tuple[tuple[TensorInfo, ...], int]:
     """The tensors of a header's JSON, in the order of their data, and the length of the data in bytes."""
     try:
-        header = json.loads(raw)
+        header = parse_json(raw)
     except ValueError as error:
         raise HeaderError(f"has a header that is not JSON ({error})") from error
     if not isinstance(header, dict):
@@ -123,11 +124,13 @@ def parse_header(raw: bytes, shard: str) -> tuple[tuple[TensorInfo, ...], int]:
 def _parse_entry(name: str, value: Any, shard: str) -> tuple[TensorInfo, int, int]:
     try:
         dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
-        numbers = (*shape, begin, end)
     except (TypeError, KeyError, ValueError) as error:
         raise HeaderError(f"has a malformed header entry for tensor {name}") from error
-    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers):
+    numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
+    whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers)
+    # Also of an empty tensor: no library can count the steps between its elements in more than 63 bits.
+    if not whole or math.prod(max(number, 1) for number in shape) >= 2**63:
         raise HeaderError(f"has a malformed shape or offset for tensor {name}")
-    if dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise HeaderError(f"has tensor {name} of the unknown dtype {dtype!r}")
     return TensorInfo(name, dtype, tuple(shape), shard), begin, end

@@ -52,16 +52,19 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
     here = machine()
     headers = resolve(recipe.model, weights=False)
     plan = make_plan(recipe, headers)
-    check_output(plan.output, headers.folder if headers.has_weights else None, overwrite=options.overwrite)
+    source = headers.folder if headers.has_weights else None
+    check_output(plan.output, source, overwrite=options.overwrite)
     calibration, evaluation = read_texts(plan)
     check_resources(plan, here)
-    with opened(plan.output) as workspace:
+    with opened(plan.output, source, overwrite=options.overwrite) as workspace:
         from compress.model.checkpoint import open_checkpoint
+        from compress.model.fit import check_fit
         from compress.pipeline.build import build
         from compress.pipeline.measuring import fidelity, latency, not_timed, sizes
         from compress.pipeline.reporting import full_report, write_report_folder
 
         job = open_job(plan, options, here, progress)
+        check_fit(job.checkpoint, trust_remote_code=options.trust_remote_code)
         check_finite(job.checkpoint, progress)
         fitting, held_out = calibration_windows(job, calibration), evaluation_windows(job, evaluation)
         step, proof = build(job, workspace, fitting, held_out)

@@ -75,11 +75,20 @@ def evaluation_windows(job: Job, corpus: Corpus | None) -> Windows | None:
 
 
 def _windows(job: Job, corpus: Corpus, **size: int) -> Windows:
-    from compress.data.windows import decoder_windows, encoder_windows
+    from compress.data.windows import check_ids, decoder_windows, encoder_windows
     from compress.model.load import load_tokenizer
 
     make = decoder_windows if job.plan.anatomy.kind == "decoder" else encoder_windows
-    return make(corpus, load_tokenizer(job.checkpoint.folder, trust_remote_code=job.options.trust_remote_code), **size)
+    tokenizer = load_tokenizer(job.checkpoint.folder, trust_remote_code=job.options.trust_remote_code)
+    windows = make(corpus, tokenizer, **size)
+    check_ids(windows, _embedding_rows(job), job.checkpoint.source)
+    return windows
+
+
+def _embedding_rows(job: Job) -> int:
+    """Rows of the input embedding, which is the number of ids the model knows."""
+    names = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
+    return next(info.shape[0] for name, info in job.checkpoint.tensors.items() if name.endswith(names))
 
 
 def capped(job: Job, length: int) -> int:

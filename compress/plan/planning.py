@@ -109,12 +109,12 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     format_name = step.format or target.formats[0]
     _check_format(parts, target, format_name)
     _check_gates(recipe, parts, target)
-    _check_positions(recipe, parts, checkpoint)
     skipped = _skipped(step, parts)
     wanted = [layer for layer in parts.layers if layer.name not in skipped] if target.bits else []
     scheme = _scheme(step, target, wanted)
     layers = tuple(_planned(layer, scheme, skipped, target) for layer in parts.layers)
     schemes = {planned.layer.name: planned.scheme for planned in layers if planned.scheme is not None}
+    _check_positions(recipe, parts, checkpoint)
     if target.bits and not schemes:
         raise UsageError("skip leaves no layer to quantize.", hint="Remove globs from `skip`.")
     tensors = stored_tensors(format_name, checkpoint.tensors, parts.layers, schemes, cast=target.cast)

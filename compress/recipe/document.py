@@ -23,7 +23,7 @@ _PREFIX = "tag:yaml.org,2002:"
 _CORE_SCHEMA = {
     "null": re.compile(r"~|null|Null|NULL|"),
     "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
-    "int": re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]+|0x[0-9a-fA-F]+"),
+    "int": re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}"),
     "float": re.compile(
         r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
     ),
@@ -163,6 +163,7 @@ class _Builder:
             if not isinstance(key, ScalarNode):
                 self.key_faults.append((_start(key), dotted(path), "a key must be a name, not a list or a map"))
             elif not _is_merge(key):
+                _join_surrogates(key)
                 yield key, value
 
     def _merged_entries(self, node: Node) -> Iterator[tuple[ScalarNode, Node]]:
@@ -195,7 +196,22 @@ def _is_merge(key: ScalarNode) -> bool:
     return key.value == "<<" and key.style is None
 
 
+def _join_surrogates(node: ScalarNode) -> None:
+    r"""Turns `"\ud83d\ude00"`, as JSON writes a character outside the first plane, into that character.
+
+    Raises:
+        NotYamlError: one half stands alone. That is no character and fits into no file name and no report.
+    """
+    try:
+        node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError as error:
+        half = next(character for character in node.value if "\ud800" <= character <= "\udfff")
+        message = f"`\\u{ord(half):04x}` stands alone: it is half of a character"
+        raise NotYamlError(_start(node), message) from error
+
+
 def _scalar_value(node: ScalarNode) -> Any:
+    _join_surrogates(node)
     tag = str(node.tag)
     kind = tag.removeprefix(_PREFIX)
     if kind == tag or kind not in ("str", *_CORE_SCHEMA):

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from compress.errors import UsageError
 from compress.recipe.gates import Gate, parse_gate
-from compress.recipe.units import parse_count, parse_seconds, parse_size, write_size
+from compress.recipe.units import MAX_COUNT, MAX_SECONDS, parse_count, parse_seconds, parse_size, write_size
 from compress.recipe.words import did_you_mean, one_of, quotes_hint, shown
 from compress.scheme import AUTO_GROUP_SIZES, PER_CHANNEL, TARGETS
 
@@ -61,15 +61,15 @@ def _never(value: Any) -> bool:
 
 
 def _positive_whole(value: Any) -> bool:
-    return type(value) is int and value >= 1
+    return type(value) is int and 1 <= value <= MAX_COUNT
 
 
 def _positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < float("inf")
+    return type(value) in (int, float) and 0 < value <= MAX_SECONDS
 
 
 def _check_group_size(value: Any) -> Any:
-    if value is None or value == "auto" or (type(value) is int and (value >= 1 or value == PER_CHANNEL)):
+    if value is None or value == "auto" or (type(value) is int and (1 <= value <= MAX_COUNT or value == PER_CHANNEL)):
         return value
     sizes = one_of(sorted(AUTO_GROUP_SIZES))
     raise rule(
@@ -91,12 +91,12 @@ def read_gate(value: Any) -> Gate:
 
 
 Algorithm = Literal["gptq", "rtn"]
-Engine = Literal["auto", "transformers"]
+Engine = Literal["auto"]
 ReportFormat = Literal["json", "md"]
 
 Text = Annotated[str, Field(pattern=r"\S")]
-Positive = Annotated[int, Field(ge=1)]
-Several = Annotated[int, Field(ge=2)]
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Several = Annotated[int, Field(ge=2, le=MAX_COUNT)]
 Texts = Annotated[tuple[Text, ...], Strict(False)]
 
 VersionNumber = Annotated[Literal[1], _choice([1])]

@@ -55,6 +55,8 @@ def _sentence(details: ErrorDetails) -> str:
         return _unknown_key(path)
     if kind == "missing":
         return _missing(path)
+    if kind == "invalid_key":
+        return "a key must be text"
     if kind == "string_pattern_mismatch":
         return "must not be empty"
     rule = _rule(kind, path)

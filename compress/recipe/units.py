@@ -5,7 +5,6 @@ Arithmetic is decimal, so that "0.3GB" is exactly 300 MB. Units are case-sensiti
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -23,6 +22,13 @@ BYTES: Mapping[str, Decimal] = {
     "GB": Decimal(10**9),
 }
 SECONDS: Mapping[str, Decimal] = {"ms": Decimal("0.001"), "s": Decimal(1)}
+MAX_SIZE = 2**63 - 1
+"""Bytes: the largest file offset."""
+MAX_COUNT = 2**31 - 1
+"""Of windows, tokens or prompts: more than any machine gets through, and safe in every index."""
+MAX_SECONDS = float(MAX_COUNT)
+"""68 years."""
+
 COUNT: Mapping[str, Decimal] = {"": Decimal(1), "k": Decimal(10**3), "M": Decimal(10**6)}
 
 UNITS_OF: Mapping[Unit, Mapping[str, Decimal]] = {
@@ -64,24 +70,30 @@ def parse_quantity(text: str, units: Mapping[str, Decimal]) -> Decimal:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in "5GB". Raises UsageError, also for a size that is not at least one whole byte."""
+    """Bytes in "5GB". Raises UsageError, also for a size that is no whole number from 1 to MAX_SIZE."""
     size = parse_quantity(text, BYTES)
+    if size > MAX_SIZE:
+        raise UsageError(f"`{text.strip()}` is more than a file can hold, which is {MAX_SIZE} bytes")
     if size < 1 or size != int(size):
         raise UsageError(f"`{text.strip()}` is not a positive whole number of bytes")
     return int(size)
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds in "60s" or "500ms". Raises UsageError, also for a time that is not positive."""
+    """Seconds in "60s" or "500ms". Raises UsageError, also for a time that is not positive or above MAX_SECONDS."""
     seconds = float(parse_quantity(text, SECONDS))
-    if not 0 < seconds < math.inf:
+    if seconds > MAX_SECONDS:
+        raise UsageError(f"`{text.strip()}` is not at most {MAX_SECONDS:.0f} s")
+    if not seconds > 0:
         raise UsageError(f"`{text.strip()}` is not a positive time")
     return seconds
 
 
 def parse_count(text: str) -> int:
-    """The whole number in "16384", "400k" or "1.5M". Raises UsageError, also for a count below 1."""
+    """The whole number in "16384", "400k" or "1.5M". Raises UsageError, also for a count below 1 or above MAX_COUNT."""
     count = parse_quantity(text, COUNT)
+    if count > MAX_COUNT:
+        raise UsageError(f"`{text.strip()}` is not at most {MAX_COUNT}")
     if count < 1 or count != int(count):
         raise UsageError(f"`{text.strip()}` is not a positive whole number")
     return int(count)

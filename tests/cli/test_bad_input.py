@@ -237,6 +237,7 @@ def test_interrupted_in_the_middle(number: signal.Signals, model: Path, tmp_path
             str(model),
             "--target",
             "int4",
+            "--no-bench",
             "-o",
             str(tmp_path / "x" / "out"),
         ],
@@ -264,6 +265,7 @@ def test_killed_and_run_again(model: Path, tmp_path: Path) -> None:
     leftover = tmp_path / ".out.partial" / "stage"
     leftover.mkdir(parents=True)
     (leftover / "model.safetensors").write_bytes(b"half")
+    (leftover.parent / ".compress-run").touch()
     done = compress("quantize", model, *QUICK, "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "out"]

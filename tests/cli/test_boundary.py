@@ -8,9 +8,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from commandline import base_environment, compress
+from safetensors import SafetensorError
 
 from compress.cli.boundary import Done, run_guarded
 from compress.cli.terminal import Terminal
@@ -50,6 +53,10 @@ EXPECTED = [
     (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."), 9),
     (OSError(errno.ENOSPC, "No space left on device", "out/model.safetensors"), 9),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), 9),
+    (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), 9),
+    (SafetensorError("I/O error: Permission denied (os error 13)"), 9),
+    (RuntimeError("[enforce fail at inline_container.cc:820] . No space left on device"), 9),
+    (SafetensorError("Error while deserializing header: invalid UTF-8"), 1),
     (PermissionError(errno.EACCES, "Permission denied", "/root/out"), 9),
     (FileNotFoundError(errno.ENOENT, "No such file", "x"), 1),
     (RuntimeError("shape mismatch"), 1),
@@ -145,3 +152,86 @@ def test_the_handler_of_sigterm_is_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     run_guarded(Terminal(quiet=True), Done)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
+
+
+def with_full(stream: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`compress ARGUMENTS` with one stream, or "both", on a disk that is full."""
+    with FULL.open("w") as full:
+        return subprocess.run(
+            [sys.executable, "-m", "compress", *arguments],
+            stdout=full if stream in ("stdout", "both") else subprocess.PIPE,
+            stderr=full if stream in ("stderr", "both") else subprocess.PIPE,
+            text=True,
+            env=base_environment(),
+            check=False,
+            timeout=120,
+        )
+
+
+@needs_full
+@pytest.mark.parametrize("arguments", [("schema",), ("schema", "--json"), ("--help",), ("--version",), ("run", "-h")])
+def test_a_full_stdout_is_one_error(arguments: tuple[str, ...]) -> None:
+    done = with_full("stdout", *arguments)
+    assert done.returncode == 9
+    assert done.stderr.startswith("error: the result cannot be written to stdout: No space left on device\nhint: ")
+    assert done.stderr.count("\n") == 2
+
+
+@needs_full
+def test_json_on_a_full_stdout_ends_with_nine(capsys: pytest.CaptureFixture[str]) -> None:
+    with FULL.open("w") as full:
+        sys_stdout, sys.stdout = sys.stdout, full
+        try:
+            code = run_guarded(Terminal(json=True), Done)
+        finally:
+            sys.stdout = sys_stdout
+    assert code == 9
+    assert capsys.readouterr().err.startswith("error: the result cannot be written")
+
+
+@needs_full
+@pytest.mark.parametrize("stream", ["stderr", "both"])
+@pytest.mark.parametrize("arguments", [("run", "no.yaml"), ("schema", "--bad"), ("run", "no.yaml", "--json", "-v")])
+def test_a_full_stderr_keeps_the_exit_code(stream: str, arguments: tuple[str, ...]) -> None:
+    assert with_full(stream, *arguments).returncode == 2
+
+
+@needs_full
+def test_a_full_stdout_keeps_the_exit_code_of_a_failure() -> None:
+    done = with_full("stdout", "run", "no.yaml", "--json")
+    assert done.returncode == 2
+    assert "error: there is no recipe file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("quantize", "m", "--samples", "x", "--json"), "--samples"),
+        (("run", "r.yaml", "--json", "--frobnicate"), "--frobnicate"),
+        (("plan", "--json"), "RECIPE"),
+        (("frobnicate", "--json"), "frobnicate"),
+        (("schema", "--json", "more"), "more"),
+    ],
+)
+def test_json_of_a_wrong_option_is_one_object(arguments: tuple[str, ...], words: str) -> None:
+    done = compress(*arguments)
+    data = json.loads(done.stdout)
+    assert list(data) == KEYS
+    assert data["exit_code"] == done.returncode == 2
+    assert words in data["error"]["message"]
+    assert done.stderr.startswith("Usage: ")
+
+
+def test_a_wrong_option_without_json_leaves_stdout_alone() -> None:
+    done = compress("run", "--", "r.yaml", "--json")
+    assert done.returncode == 2
+    assert done.stdout == ""
+
+
+def test_the_schema_is_json_anyway() -> None:
+    assert compress("schema", "--json").stdout == compress("schema").stdout

@@ -117,6 +117,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("x.txt", b"\n  \n\n", "holds 3 blank lines and no text"),
         ("x.jsonl", b'{"text": "a"}\n{"content": "b", "n": 1}\n', r"line 2 has neither .*it has `content`, `n`"),
         ("x.jsonl", b'{"text": "a"}\n\n{"text": \n', "line 3 is not valid JSON"),
+        ("x.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "line 2 is not valid JSON: nested too deeply"),
         ("x.jsonl", b'"text"\n', "line 1 is str, not an object"),
         ("x.jsonl", b"{}\n", "it has no keys"),
         ("x.jsonl", b'{"text": 3}\n', r"`text` is int"),
@@ -155,6 +156,13 @@ def test_missing_files_and_things_that_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(UsageError, match="is not a file"):
         read(tmp_path / "pipe.jsonl")
+    for name in ("~nobody-of-this-name/x.jsonl", "x" * 300 + ".txt", "./" + "x" * 300):
+        with pytest.raises(MissingResourceError, match="cannot be read"):
+            read_corpus(name, part="calibration")
+    with pytest.raises(MissingResourceError, match="does not exist"):
+        read_corpus("x\0y.jsonl", part="calibration")
+    with pytest.raises(UsageError, match="neither a file nor the name of a data set"):
+        read_corpus("a/" * 300 + "b", part="calibration")
     with pytest.raises(UsageError, match="neither a file nor the name of a data set"):
         read_corpus("a//b", part="calibration")
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from compress.data.text import Corpus, read_corpus
-from compress.data.windows import SEPARATOR, decoder_windows, encoder_windows
+from compress.data.windows import SEPARATOR, check_ids, decoder_windows, encoder_windows
 from compress.errors import UsageError
 from compress.model.load import load_tokenizer
 
@@ -170,6 +170,14 @@ def test_h10_the_tokenizer_stays_as_it_is(tmp_path: Path) -> None:
     assert tokenizer.backend_tokenizer.to_str() == before
     assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token) == (None, None, None)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+def test_ids_must_have_a_row_in_the_embedding(tmp_path: Path) -> None:
+    windows = decoder_windows(corpus(sentences(8), tmp_path), byte_tokenizer(), length=32)
+    largest = max(flat(windows))
+    check_ids(windows, largest + 1, "org/name")
+    with pytest.raises(UsageError, match=rf"org/name.* the id {largest} .* has {largest} rows"):
+        check_ids(windows, largest, "org/name")
 
 
 def test_the_hash_tells_windows_apart(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def test_a_right_folder_passes_every_check(tmp_path, case):
     assert record.passed, record.checks
     names = [check.name for check in record.checks]
     decoder = written.anatomy.kind == "decoder"
-    assert names == ["files", "original", "loading", "outputs", "weights", *(["cache"] if decoder else []), "tie"]
+    first = ["files", "original", "config", "side files"]
+    assert names == [*first, "loading", "outputs", "weights", *(["cache"] if decoder else []), "tie"]
     assert (record.kl_mean is not None) == decoder
     assert record.tokens == 48
 

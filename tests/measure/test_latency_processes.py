@@ -185,7 +185,7 @@ def test_children_end_with_their_parent_whatever_happens() -> None:
     assert started[0].process.poll() == -signal.SIGKILL
     # A parent that is killed itself leaves a closed pipe behind.
     alone = subprocess.run(
-        [sys.executable, "-m", "compress.measure.worker", "--threads", "1"],
+        [sys.executable, "-m", "compress.measure.worker", "--threads", "1", "--parent", str(os.getpid())],
         stdin=subprocess.DEVNULL,
         cwd=Path(__file__).parents[2],
         timeout=120,

@@ -93,6 +93,13 @@ def test_missing_folder_is_a_missing_resource(tmp_path: Path) -> None:
     assert caught.value.exit_code == EXIT_MISSING_RESOURCE
 
 
+def test_a_path_that_no_folder_can_have_is_a_missing_resource(tmp_path: Path) -> None:
+    with pytest.raises(MissingResourceError, match="cannot be read: File name too long"):
+        open_checkpoint(tmp_path / ("x" * 300))
+    with pytest.raises(MissingResourceError, match="does not exist"):
+        open_checkpoint(tmp_path / "x\0y")
+
+
 def _truncate(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -121,6 +128,7 @@ def _replace(name: str, content: bytes) -> Callable[[Path], None]:
         (lambda folder: (folder / "config.json").unlink(), r"has no config\.json"),
         (_replace("config.json", b"{"), r"config\.json is not valid JSON"),
         (_replace("config.json", b"\xff\xfe"), r"config\.json is not valid JSON"),
+        (_replace("config.json", b"[" * 100_000), r"config\.json is not valid JSON: nested too deeply"),
         (_replace("config.json", b"[]"), r"config\.json is not a JSON object"),
         (_replace("config.json", b"{}"), "has no model_type"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
@@ -183,8 +191,20 @@ def test_the_index_must_agree_with_the_shards(sharded: Path) -> None:
         open_checkpoint(sharded)
     index["weight_map"] = {names[0]: "../outside.safetensors"}
     path.write_text(json.dumps(index))
-    with pytest.raises(UsageError, match=r"no plain .* names: \.\./outside\.safetensors"):
+    with pytest.raises(UsageError, match=r"no plain .* names: '\.\./outside\.safetensors'"):
         open_checkpoint(sharded)
+    index["weight_map"] = {names[0]: "a\0.safetensors"}
+    path.write_text(json.dumps(index))
+    with pytest.raises(UsageError, match=r"no plain .* names: 'a\\x00\.safetensors'"):
+        open_checkpoint(sharded)
+    index["weight_map"] = {names[0]: "a" * 300 + ".safetensors"}
+    path.write_text(json.dumps(index))
+    with pytest.raises(UsageError, match="cannot be read: File name too long"):
+        open_checkpoint(sharded)
+    for text in ("[" * 100_000, '{"weight_map": {"a": "\\ud800.safetensors"}}'):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=r"index\.json is not valid JSON"):
+            open_checkpoint(sharded)
 
 
 def test_a_tensor_in_two_shards_is_refused(sharded: Path) -> None:
@@ -199,7 +219,7 @@ def _header(**entries: object) -> bytes:
     return json.dumps(entries).encode()
 
 
-def _entry(begin: int, end: int, dtype: str = "F32", shape: object = (2,)) -> dict[str, object]:
+def _entry(begin: int, end: int, dtype: object = "F32", shape: object = (2,)) -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
@@ -213,7 +233,12 @@ def _entry(begin: int, end: int, dtype: str = "F32", shape: object = (2,)) -> di
         (_header(a=_entry(0, 8, shape=[-2])), "malformed shape"),
         (_header(a={"dtype": "F32"}), "malformed header entry"),
         (_header(a=[]), "malformed header entry"),
+        (_header(a=_entry(0, 0, shape=[2**62, 4, 0])), "malformed shape"),
+        (_header(a=_entry(0, 8, shape={"2": 1})), "malformed shape"),
+        (_header(a=_entry(0, 8, ["F32"])), r"unknown dtype \['F32'\]"),
         (b"[]", "not a JSON object"),
+        (b"[" * 100_000, "not JSON .nested too deeply"),
+        (b'{"\\ud800": {}}', "not JSON"),
     ],
 )
 def test_malformed_headers(raw: bytes, message: str) -> None:

@@ -201,3 +201,12 @@ def test_folders_come_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("model", ["gpt2", "org/name", "org/name@refs/pr/1", "org/name@main"])
 def test_hub_ids_are_not_paths(model: str) -> None:
     assert not is_local(model)
+
+
+@pytest.mark.parametrize(
+    "model", ["~nobody-of-this-name/x", "./" + "x" * 300, "/x\0y", "a/" * 2000, "x" * 300, "org/x\0y"]
+)
+def test_a_model_that_no_path_can_name_is_a_missing_resource(model: str) -> None:
+    with pytest.raises(MissingResourceError) as caught:
+        resolve(model, weights=False)
+    assert caught.value.exit_code == EXIT_MISSING_RESOURCE

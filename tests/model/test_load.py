@@ -197,6 +197,38 @@ def test_tokenizers_load_fast_or_say_why_not(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(UsageError, match="cannot be loaded"):
         load_tokenizer(folder)
+    for name, content in (("tokenizer.json", "{}"), ("tokenizer_config.json", "[]"), ("tokenizer.json", "[" * 100_000)):
+        broken = tiny.tiny_llama(tmp_path / f"{name}-{len(content)}")
+        (broken / name).write_text(content)
+        with pytest.raises(UsageError, match=f"{name}-.*cannot be loaded") as caught:
+            load_tokenizer(broken)
+        assert "\n" not in caught.value.message
     (folder / "tokenizer.json").unlink()
     with pytest.raises(MissingResourceError, match="holds no tokenizer"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("stated", [5, 0, {}, {"a": 1}, [None], "LlamaForCausalLM", [["LlamaForCausalLM"]]])
+def test_architectures_of_another_form(stated: object) -> None:
+    with pytest.raises(UsageError, match=r"`architectures` is .*; it must be a list of class names"):
+        model_class({"model_type": "llama", "architectures": stated})
+
+
+@pytest.mark.parametrize("changes", [{"hidden_act": "wat"}, {"hidden_size": "64"}])
+def test_a_config_that_transformers_rejects_is_named(changes: dict[str, object], tmp_path: Path) -> None:
+    folder = tiny.tiny_llama(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    _edit_config(folder, **changes)
+    with pytest.raises(UsageError, match=r"config\.json: LlamaForCausalLM cannot be built"):
+        load_original(open_checkpoint(folder), dtype=torch.float32, device="cpu")
+    with pytest.raises(UsageError, match=r"config\.json: LlamaForCausalLM cannot be built"):
+        build_model(folder, weights, dtype=torch.float32, device="cpu")
+
+
+def test_the_unread_mask_of_old_gpt2_files_is_no_fault(tmp_path: Path) -> None:
+    folder = tiny.tiny_gpt2(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    expected = _logits(load_original(open_checkpoint(folder), dtype=torch.float32, device="cpu"))
+    weights["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(weights, folder / "model.safetensors")
+    assert torch.equal(_logits(load_original(open_checkpoint(folder), dtype=torch.float32, device="cpu")), expected)

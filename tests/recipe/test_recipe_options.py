@@ -32,7 +32,7 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     "--new-tokens": ("8", 8),
     "--batch": ("2", 2),
     "--bench-seconds": ("5s", 5.0),
-    "--engine": ("transformers", "transformers"),
+    "--engine": ("auto", "auto"),
     "--report": (["md"], ("md",)),
 }
 
@@ -80,7 +80,7 @@ def test_switches() -> None:
 def test_an_option_of_a_section_that_is_off() -> None:
     assert message({"--bench": False, "--batch": 2, "--samples": 0}) == (
         "--batch: has no effect together with --no-bench: leave one of them out\n"
-        "--samples: must be a whole number of at least 1, not `0`"
+        "--samples: must be a whole number of at least 1 and of at most 2147483647, not `0`"
     )
 
 

@@ -69,7 +69,7 @@ steps:
       max_shard_size: 200MB
 evaluate:
   fidelity: {source: held_out.txt, tokens: 16k, length: 128}
-bench: {prompt: 64, new_tokens: 8, batch: 2, seconds: 30s, engine: transformers}
+bench: {prompt: 64, new_tokens: 8, batch: 2, seconds: 30s, engine: auto}
 gates:
   - kl.mean <= 0.6
   - latency.tpot.ratio <= 1.5x @95%
@@ -81,7 +81,7 @@ report: [json]
     assert step.max_shard_size == 200_000_000
     assert recipe.evaluate is not None
     assert recipe.evaluate.fidelity.tokens == 16_000
-    assert recipe.bench == Bench(prompt=64, new_tokens=8, batch=2, seconds=30.0, engine="transformers")
+    assert recipe.bench == Bench(prompt=64, new_tokens=8, batch=2, seconds=30.0, engine="auto")
     assert [(gate.metric, gate.value, gate.level, gate.line) for gate in recipe.gates] == [
         ("kl.mean", 0.6, None, 18),
         ("latency.tpot.ratio", 1.5, 0.95, 19),

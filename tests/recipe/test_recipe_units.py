@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from compress.errors import UsageError
@@ -62,10 +64,27 @@ def test_a_count_is_a_positive_whole_number(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0s", "-1s", "1e999s"])
 def test_a_time_is_positive_and_finite(text: str) -> None:
-    with pytest.raises(UsageError, match="positive time"):
+    with pytest.raises(UsageError, match=r"positive time|at most"):
         parse_seconds(text)
 
 
 def test_a_unit_where_none_belongs() -> None:
     with pytest.raises(UsageError, match=r"has the unit `nats`, but this number has none: write 0\.1"):
         parse_quantity("0.1nats", UNITS_OF["nats"])
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (parse_size, "1e999GB"),
+        (parse_size, "9223372036854775808B"),
+        (parse_size, "9" * 300 + "B"),
+        (parse_count, "2147483648"),
+        (parse_count, "1e999M"),
+        (parse_count, "9" * 300),
+        (parse_seconds, "1e300s"),
+    ],
+)
+def test_what_is_too_large_is_a_sentence(read: Callable[[str], object], text: str) -> None:
+    with pytest.raises(UsageError, match=r"is more than a file can hold|is not at most"):
+        read(text)

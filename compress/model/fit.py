@@ -1,0 +1,129 @@
+"""Whether weights and config.json belong together, found from headers before anything long begins.
+
+The judge is stock `from_pretrained` itself, given tensors of the file's names, shapes and dtypes on the meta device:
+prefixes, renamed keys, ties, old buffers and whatever else a class forgives are exactly those of the real load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from compress.errors import UsageError
+from compress.model.checkpoint import Checkpoint, read_json_object
+from compress.model.load import (
+    config_errors,
+    empty_model,
+    from_pretrained,
+    model_class,
+    plain_config,
+    quiet_transformers,
+)
+
+_SHOWN = 20
+_GENERATION_FILE = "generation_config.json"
+
+
+def check_fit(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> None:
+    """Compares names and shapes with what the stock class expects, and tied weights that are stored twice.
+
+    Tied weights are compared by value only where the weights are at hand. No other data is read.
+
+    Raises:
+        UsageError: the class cannot be built from config.json, the weights do not fit it (all problems at once),
+            or generation_config.json is damaged.
+    """
+    cls = model_class(checkpoint.config, folder=checkpoint.folder, trust_remote_code=trust_remote_code)
+    _check_model_type(cls, checkpoint)
+    config = plain_config(cls, checkpoint.folder)
+    model = empty_model(cls, config, checkpoint.folder)
+    report = _loading_report(cls, config, checkpoint)
+    problems = [*_loading_problems(report), *_tie_problems(model, checkpoint)]
+    if problems:
+        more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise UsageError(
+            f"{checkpoint.source}: the weights do not fit config.json as {cls.__name__}:\n  "
+            + "\n  ".join(problems[:_SHOWN])
+            + more,
+            hint="the folder is incomplete, config.json belongs to another model, or `architectures` names the "
+            "wrong class",
+        )
+    _check_generation_config(model, checkpoint.folder)
+
+
+def _check_model_type(cls: type[PreTrainedModel], checkpoint: Checkpoint) -> None:
+    """A stock class built from the fields of another model type takes its own defaults for what is missing."""
+    expected = getattr(cls.config_class, "model_type", "")
+    if cls.__module__.startswith("transformers.") and expected != checkpoint.model_type:
+        raise UsageError(
+            f"{checkpoint.source}: config.json names the class {cls.__name__}, which is for the model type "
+            f"{expected!r}, but its model_type is {checkpoint.model_type!r}",
+            hint="correct `architectures` or `model_type` in config.json",
+        )
+
+
+def _loading_report(
+    cls: type[PreTrainedModel], config: transformers.PreTrainedConfig, checkpoint: Checkpoint
+) -> Mapping[str, Any]:
+    state = {name: torch.empty(info.shape, device="meta") for name, info in checkpoint.tensors.items()}
+    with quiet_transformers(), config_errors(cls, checkpoint.folder):
+        _, report = from_pretrained(
+            cls, None, config=config, state_dict=state, dtype=torch.float32, device_map={"": "meta"}
+        )
+    return report
+
+
+def _loading_problems(report: Mapping[str, Any]) -> Iterator[str]:
+    for name, found, expected in sorted(report.get("mismatched_keys", ())):
+        yield f"{name}: the file has {list(found)}, the class expects {list(expected)}"
+    for name in sorted(report.get("missing_keys", ())):
+        yield f"{name}: missing"
+    for name in sorted(report.get("unexpected_keys", ())):
+        yield f"{name}: not expected"
+    yield from map(str, report.get("error_msgs", ()))
+
+
+def _tie_problems(model: PreTrainedModel, checkpoint: Checkpoint) -> Iterator[str]:
+    """Of two tensors that the class ties, one would be lost in silence, or the tie, depending on who loads them."""
+    ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    for name, other in sorted(ties.items()):
+        stored, kept = (_stored(key, model.base_model_prefix, checkpoint.tensors) for key in (name, other))
+        if stored is not None and kept is not None and _differ(checkpoint, stored, kept):
+            yield f"{stored}: tied to {kept} by config.json (tie_word_embeddings), but the file holds other values"
+
+
+def _stored(name: str, prefix: str, tensors: Iterable[str]) -> str | None:
+    """The name under which the file has a tensor of the class: the base model's prefix may be there or not."""
+    candidates = (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}")
+    return next((candidate for candidate in candidates if candidate in tensors), None)
+
+
+def _differ(checkpoint: Checkpoint, one: str, other: str) -> bool:
+    if checkpoint.tensors[one].shape != checkpoint.tensors[other].shape:
+        return True
+    if not checkpoint.has_weights:
+        return False
+    first, second = checkpoint.read(one), checkpoint.read(other)
+    return not torch.equal(first, second.to(first.dtype))
+
+
+def _check_generation_config(model: PreTrainedModel, folder: Path) -> None:
+    path = folder / _GENERATION_FILE
+    if not path.exists():
+        return
+    read_json_object(path)
+    if not model.can_generate():
+        return
+    try:
+        with quiet_transformers():
+            transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # its validation is a chain of comparisons that raise what they please
+        raise UsageError(
+            f"{path}: transformers rejects it ({type(error).__name__}: {' '.join(str(error).split())[:300]})",
+            hint="correct the file, or remove it",
+        ) from error
