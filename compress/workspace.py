@@ -1,8 +1,8 @@
 """Where a run writes: the output folder, its sibling `.NAME.partial`, and how one becomes the other.
 
 A run works in `.NAME.partial` and renames its proved folder into place. Nothing is removed that compress did not
-write: a partial is ours if it carries the file MARKER, an output if every file in it has the SHA-256 that its
-`compress.json` gives. An old output is moved aside first and removed after the new one has its name.
+write: a partial with the file MARKER, an output whose files all have the SHA-256 in its `compress.json`. An old
+output is moved aside first and removed after the new one has its name.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _refusing(output: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, UnicodeEncodeError):  # the locale's fault
-            raise
+        if isinstance(error, UnicodeEncodeError):
+            raise  # the locale's fault
         shown = repr(str(output)) if "\0" in str(output) else output
         raise UsageError(f"{shown}: the output cannot be used: {error}.", hint=ELSEWHERE) from None
 
