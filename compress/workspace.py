@@ -1,8 +1,7 @@
 """Where a run writes: the output folder, its sibling `.NAME.partial`, and how one becomes the other.
 
-A run works in `.NAME.partial` and renames its proved folder into place. Nothing is removed that compress did not
-write: a partial with the file MARKER, an output whose files all have the SHA-256 in its `compress.json`. An old
-output is moved aside first and removed after the new one has its name.
+A run works in `.NAME.partial` and renames its proved folder into place; an old output is moved aside first. Nothing is
+removed that compress did not write: a partial with MARKER, an output whose files have the hashes in `compress.json`.
 """
 
 from __future__ import annotations
