@@ -68,6 +68,12 @@ class MissingResourceError(CompressError):
     exit_code = EXIT_MISSING_RESOURCE
 
 
+class MismatchError(CompressError):
+    """An interrupted run cannot be resumed, as its result would be another one than that of a straight run."""
+
+    exit_code = EXIT_MISMATCH
+
+
 class NoisyMachineError(CompressError):
     """The machine's own noise is larger than the precision asked for."""
 

@@ -1,96 +1,370 @@
-"""The finished parts of a running job, on disk: quantized weights by layer, listed with their hashes.
+"""The finished parts of a running job, on disk, so that a killed run goes on where it stopped.
 
-A run works in `.NAME.partial` beside its output. Each block's quantized weights become one safetensors file under
-`parts/`, and `journal.json` names every finished file with its SHA-256. What is in no journal does not exist; what
-does not have the hash in the journal is refused. Nothing is ever pickled.
+A run works in `.NAME.partial` beside its output. After every block its quantized weights are one safetensors file under
+`parts/`, the activations that enter the next block are in `state/`, and then `journal.json` names both with their
+SHA-256, beside the fingerprint of everything that the bytes depend on. What no journal names does not exist; what does
+not have its hash is computed again. The newest state alternates between two files: while one is written the journal
+names the other, so a kill at any moment leaves a whole one. Nothing is ever pickled.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from compress.errors import BrokenResultError
+from compress.durable import sha256, sync_folder, write_bytes, write_tensors
+from compress.errors import BrokenResultError, CompressError, MismatchError
+from compress.records import LayerRecord
 from compress.scheme import QuantizedWeight, Scheme
 
 if TYPE_CHECKING:
     import torch
 
+LISTING, PARTS, STATE = "journal.json", "parts", "state"
+NAMES = (LISTING, PARTS, STATE)
+"""What a journal has in its folder."""
+_VERSION = 1
+_SHOWN_HASH = 12  # characters: enough to tell two hashes apart
 
-class Journal:
-    """Parts of one run.
+SavePart = Callable[
+    [
+        str,
+        Mapping[str, QuantizedWeight],
+        Sequence[LayerRecord],
+        Mapping[str, "torch.Tensor"],
+        "Mapping[str, torch.Tensor] | None",
+    ],
+    None,
+]
+"""What a step calls after every block: see `Journal.save`."""
 
-    Args:
-        folder: the run's `.NAME.partial`; `parts/` and `journal.json` are made in it.
+
+@dataclass(frozen=True)
+class Resumed:
+    """What an interrupted run had finished.
+
+    Attributes:
+        parts: names of the finished parts, in the order of the work.
+        records: of all of them, in order.
+        weights: the weight of a layer of these parts.
+        state: what was saved with the last part; None where it needs none.
+        replaced: the tensors of the checkpoint that these parts changed, by their name in the file.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: dict[str, str] = {}  # part file -> sha256
-        self._layers: dict[str, str] = {}  # layer -> part file
-        self._schemes: dict[str, Scheme] = {}
-        (folder / "parts").mkdir(parents=True, exist_ok=True)
+    parts: tuple[str, ...]
+    records: tuple[LayerRecord, ...]
+    weights: Callable[[str], QuantizedWeight]
+    state: Mapping[str, torch.Tensor] | None
+    replaced: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
-    def save(self, part: str, weights: Mapping[str, QuantizedWeight]) -> None:
-        """Writes one part file and then names it in the journal."""
-        import safetensors.torch
 
-        tensors: dict[str, torch.Tensor] = {}
-        for layer, weight in weights.items():
-            tensors[f"{layer}:codes"] = weight.codes.cpu().contiguous()
-            tensors[f"{layer}:scale"] = weight.scale.cpu().contiguous()
-            if weight.zero_point is not None:
-                tensors[f"{layer}:zero_point"] = weight.zero_point.cpu().contiguous()
-            self._layers[layer] = part
-            self._schemes[layer] = weight.scheme
-        data = safetensors.torch.save(tensors)
-        _write(self._folder / "parts" / f"{part}.safetensors", data)
-        self._files[part] = hashlib.sha256(data).hexdigest()
-        listing = {
-            "files": self._files,
-            "layers": self._layers,
-            "schemes": {layer: asdict(scheme) for layer, scheme in self._schemes.items()},
-        }
-        _write(self._folder / "journal.json", json.dumps(listing, indent=1).encode())
+@dataclass(frozen=True)
+class _Part:
+    name: str
+    sha256: str
+    layers: Mapping[str, Scheme]
+    records: tuple[LayerRecord, ...]
+    replaced: tuple[str, ...]
+    stateful: bool  # the work after it needs the state that was saved with it
+
+
+@dataclass(frozen=True)
+class _State:
+    file: str
+    part: str
+    sha256: str
+
+
+class Journal:
+    """Parts of one run. Made by `start` or `reopen`.
+
+    Attributes:
+        lost: parts that `reopen` could not use, nor what came after them: damaged, or without their state.
+    """
+
+    def __init__(
+        self, folder: Path, fingerprint: Mapping[str, Any], parts: Sequence[_Part] = (), state: _State | None = None
+    ) -> None:
+        self._folder, self._fingerprint = folder, fingerprint
+        self._parts, self._state = list(parts), state
+        self.lost: tuple[str, ...] = ()
+
+    @classmethod
+    def start(cls, folder: Path, fingerprint: Mapping[str, Any]) -> Journal:
+        """A journal without parts, in `folder`, the run's `.NAME.partial`.
+
+        Args:
+            fingerprint: everything that the bytes of the parts depend on, as JSON; see `reopen`.
+        """
+        journal = cls(folder, _flat(fingerprint))
+        journal._clear_unnamed()
+        journal._write(journal._parts, None)
+        sync_folder(folder.parent)
+        return journal
+
+    @classmethod
+    def reopen(cls, folder: Path, fingerprint: Mapping[str, Any]) -> Journal:
+        """The journal that an interrupted run left in `folder`; an empty one where there is none that can be read.
+
+        Every file is checked by its hash. From the first damaged part on, all are dropped (`lost`); if the state that
+        the last whole part needs is damaged or belongs to a dropped part, all parts are.
+
+        Raises:
+            MismatchError: the interrupted run had another fingerprint; every difference is named. Nothing is changed.
+        """
+        listing = _read(folder)
+        if listing is None:
+            return cls.start(folder, fingerprint)
+        _check_same(folder, listing["fingerprint"], _flat(fingerprint))
+        parts: list[_Part] = listing["parts"]
+        state: _State | None = listing["state"]
+        whole = list(takewhile(lambda part: _intact(_part_path(folder, part.name), part.sha256), parts))
+        if whole and whole[-1].stateful and not _carries(folder, state, whole[-1]):
+            whole = []
+        journal = cls(folder, _flat(fingerprint), whole, state if whole else None)
+        journal.lost = tuple(part.name for part in parts[len(whole) :])
+        journal._clear_unnamed()
+        if journal.lost:
+            journal._write(journal._parts, journal._state)
+        return journal
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the finished parts, in the order in which they were saved."""
+        return tuple(part.name for part in self._parts)
+
+    def save(
+        self,
+        part: str,
+        weights: Mapping[str, QuantizedWeight],
+        records: Sequence[LayerRecord],
+        replaced: Mapping[str, torch.Tensor] | None = None,
+        state: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Writes one part, then the state that the next one starts from, then names both in the journal.
+
+        Args:
+            weights: the quantized layers of this part by name; may be none.
+            replaced: other tensors of the checkpoint that this part changes, by their name in the file.
+            state: what the work after this part needs beside the model; None if it needs nothing.
+
+        Raises:
+            MissingResourceError: the disk is full. The journal is as it was before.
+        """
+        changed = dict(replaced or {})
+        digest = write_tensors(_part_path(self._folder, part), _part_tensors(weights, changed))
+        layers = {layer: weight.scheme for layer, weight in weights.items()}
+        saved = _Part(part, digest, layers, tuple(records), tuple(changed), state is not None)
+        kept = self._state
+        if state is not None:
+            slot = f"{STATE}/{0 if kept is None or kept.file != _slot(0) else 1}.safetensors"
+            kept = _State(slot, part, write_tensors(self._folder / slot, state))
+        self._write([*self._parts, saved], kept)
+        before, self._state = self._state, kept
+        self._parts.append(saved)
+        if before is not None and before != kept:
+            (self._folder / before.file).unlink(missing_ok=True)
 
     def load(self, layer: str) -> QuantizedWeight:
-        """The weight of one layer, as it was saved.
+        """The weight of one layer, bit for bit as it was saved.
 
         Raises:
             BrokenResultError: the part file does not have the hash that the journal names.
         """
-        import safetensors
+        part = next(part for part in self._parts if layer in part.layers)
+        names = [f"{layer}:codes", f"{layer}:scale", f"{layer}:zero_point"]
+        tensors = self._tensors(part, names)
+        return QuantizedWeight(tensors[names[0]], tensors[names[1]], tensors.get(names[2]), part.layers[layer])
 
-        part = self._layers[layer]
-        path = self._folder / "parts" / f"{part}.safetensors"
-        self._check(part, path)
-        with safetensors.safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            zero_point = f"{layer}:zero_point"
-            return QuantizedWeight(
-                file.get_tensor(f"{layer}:codes"),
-                file.get_tensor(f"{layer}:scale"),
-                file.get_tensor(zero_point) if zero_point in names else None,
-                self._schemes[layer],
-            )
+    def replaced(self) -> dict[str, torch.Tensor]:
+        """All tensors that the parts changed beside the quantized layers; the last change counts. Raises as `load`."""
+        found: dict[str, torch.Tensor] = {}
+        for part in self._parts:
+            tensors = self._tensors(part, [f"{name}:replaced" for name in part.replaced]) if part.replaced else {}
+            found |= {name.removesuffix(":replaced"): tensor for name, tensor in tensors.items()}
+        return found
 
-    def _check(self, part: str, path: Path) -> None:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != self._files[part]:
-            raise BrokenResultError(f"{path.name}: changed on disk since it was written.", hint="Start the run again.")
+    def records(self) -> list[LayerRecord]:
+        """The records of all parts, in order and exactly as they were saved."""
+        return [record for part in self._parts for record in part.records]
+
+    def state(self) -> dict[str, torch.Tensor] | None:
+        """What was saved as state with the last part; None where it had none. Raises as `load`.
+
+        The tensors are in memory of their own, aligned as torch aligns them, and not mapped from the file: the products
+        of a CPU's library may depend on the alignment in the last bit.
+        """
+        if not self._parts or self._state is None or self._state.part != self._parts[-1].name:
+            return None
+        from safetensors.torch import load_file
+
+        path = self._folder / self._state.file
+        _check(path, self._state.sha256)
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+
+    def resumed(self) -> Resumed | None:
+        """What is finished already, for the step that goes on; None if nothing is. Raises as `load`."""
+        if not self._parts:
+            return None
+        return Resumed(self.parts, tuple(self.records()), self.load, self.state(), self.replaced())
+
+    @contextmanager
+    def worthless_after(self, *errors: type[CompressError]) -> Iterator[None]:
+        """Errors after which going on would end in the same error: the journal is forgotten, nothing is resumed."""
+        try:
+            yield
+        except errors:
+            forget(self._folder)
+            raise
+
+    def _tensors(self, part: _Part, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Those of the named tensors that the part has."""
+        from safetensors import safe_open
+
+        path = _part_path(self._folder, part.name)
+        _check(path, part.sha256)
+        with safe_open(path, framework="pt") as file:
+            there = set(file.keys())
+            return {name: file.get_tensor(name) for name in names if name in there}
+
+    def _write(self, parts: Sequence[_Part], state: _State | None) -> None:
+        listing = {
+            "version": _VERSION,
+            "fingerprint": self._fingerprint,
+            "parts": [asdict(part) for part in parts],
+            "state": None if state is None else asdict(state),
+        }
+        write_bytes(self._folder / LISTING, json.dumps(listing, indent=1).encode())
+
+    def _clear_unnamed(self) -> None:
+        """Removes what a kill left half written, and what was dropped."""
+        named = {_part_path(self._folder, part.name) for part in self._parts}
+        named |= set() if self._state is None else {self._folder / self._state.file}
+        for folder in (self._folder / PARTS, self._folder / STATE):
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in folder.iterdir():
+                if path not in named:
+                    path.unlink()
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Writes a file so that it is there whole or not at all."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def finished(folder: Path) -> tuple[str, ...]:
+    """Names of the parts that a journal in `folder` lists, unverified; none where there is no readable journal."""
+    listing = _read(folder)
+    return () if listing is None else tuple(part.name for part in listing["parts"])
+
+
+def forget(folder: Path) -> None:
+    """Makes what a journal in `folder` lists worthless: nothing is finished any more."""
+    (folder / LISTING).unlink(missing_ok=True)
+
+
+def counted(parts: Sequence[str]) -> str:
+    """`12 finished blocks`; what is not done block by block is done layer by layer."""
+    noun = "block" if parts and all(name.startswith("block-") for name in parts) else "layer"
+    return f"{len(parts)} finished {noun}{'' if len(parts) == 1 else 's'}"
+
+
+def _part_tensors(
+    weights: Mapping[str, QuantizedWeight], replaced: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    tensors = {f"{name}:replaced": tensor for name, tensor in replaced.items()}
+    for layer, weight in weights.items():
+        tensors[f"{layer}:codes"] = weight.codes
+        tensors[f"{layer}:scale"] = weight.scale
+        if weight.zero_point is not None:
+            tensors[f"{layer}:zero_point"] = weight.zero_point
+    return tensors
+
+
+def _part_path(folder: Path, part: str) -> Path:
+    return folder / PARTS / f"{part}.safetensors"
+
+
+def _slot(number: int) -> str:
+    return f"{STATE}/{number}.safetensors"
+
+
+def _check(path: Path, expected: str) -> None:
+    if not _intact(path, expected):
+        raise BrokenResultError(
+            f"{path.name}: changed on disk since it was written.", hint="Start the run again without --resume."
+        )
+
+
+def _intact(path: Path, expected: str) -> bool:
+    try:
+        return sha256(path) == expected
+    except OSError:
+        return False
+
+
+def _carries(folder: Path, state: _State | None, part: _Part) -> bool:
+    return state is not None and state.part == part.name and _intact(folder / state.file, state.sha256)
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    """The listing with its parts and state as objects; None if it is missing, unreadable or of another version."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        listing = json.loads((folder / LISTING).read_bytes())
+        if listing["version"] != _VERSION:
+            return None
+        state = listing["state"]
+        return {
+            "fingerprint": dict(listing["fingerprint"]),
+            "parts": [_part(entry) for entry in listing["parts"]],
+            "state": None if state is None else _State(**state),
+        }
+    return None
+
+
+def _part(entry: Mapping[str, Any]) -> _Part:
+    layers = {layer: Scheme(**scheme) for layer, scheme in entry["layers"].items()}
+    records = tuple(
+        LayerRecord(**{key: _tuples(value) for key, value in record.items()}) for record in entry["records"]
+    )
+    fields = {**entry, "layers": layers, "records": records, "replaced": tuple(entry["replaced"])}
+    return _Part(**fields)
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has no tuples, and records have no lists."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """{dotted path: JSON value}: `steps[0].quantize.target`."""
+    if isinstance(value, Mapping) and (value or not path):
+        pairs = [(f"{path}.{key}" if path else str(key), item) for key, item in value.items()]
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        pairs = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return {path: json.loads(json.dumps(value))}
+    return {name: found for key, item in pairs for name, found in _flat(item, key).items()}
+
+
+def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    keys = [*now, *(key for key in before if key not in now)]
+    lines = [
+        f"{key}: the interrupted run had {_shown(key, before)}, this one has {_shown(key, now)}"
+        for key in keys
+        if key not in before or key not in now or before[key] != now[key]
+    ]
+    if lines:
+        raise MismatchError(
+            f"{folder}: cannot be resumed, as these would change the result:\n  " + "\n  ".join(lines),
+            hint="Run it as the interrupted run was, or leave out --resume to discard its work and start afresh.",
+        )
+
+
+def _shown(key: str, values: Mapping[str, Any]) -> str:
+    if key not in values or values[key] is None:
+        return "none"
+    value = values[key]
+    if key.endswith("sha256"):
+        return str(value)[:_SHOWN_HASH]
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -24,6 +24,9 @@ class LayerRecord:
         skipped: why the weight was left alone; None if it was quantized.
         notes: what a reader should know (dead columns, raised damping, zero groups).
         sha256: hash of the dequantized float32 weight [out, in], little-endian, C order.
+        smoothing: factors that were folded into what produces the layer's inputs: `producer` (its module name),
+            `spread` and `alpha` (see compress.quantize.smooth), `error_before` and `error_after` (relative output error
+            of the group of layers without factors and with them); None where there are no factors.
     """
 
     name: str
@@ -40,17 +43,23 @@ class LayerRecord:
     skipped: str | None = None
     notes: tuple[str, ...] = ()
     sha256: str | None = None
+    smoothing: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of a recipe and everything it did, layer by layer."""
+    """One step of a recipe and everything it did, layer by layer.
+
+    Attributes:
+        replaced: {name in the file: SHA-256 of its bytes} of tensors that were changed beside the quantized weights.
+    """
 
     kind: str
     settings: Mapping[str, Any]
     layers: tuple[LayerRecord, ...] = ()
     calibration: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    replaced: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def layers_quantized(self) -> int:
@@ -61,10 +70,14 @@ class StepRecord:
         return sum(layer.skipped is not None for layer in self.layers)
 
     @property
-    def layers_fallback(self) -> int:
+    def fallback(self) -> tuple[LayerRecord, ...]:
         """Layers that were to be quantized by one algorithm and were quantized by another."""
         asked = self.settings.get("algorithm")
-        return sum(layer.algorithm not in (None, asked) for layer in self.layers)
+        return tuple(layer for layer in self.layers if layer.algorithm not in (None, asked))
+
+    @property
+    def layers_fallback(self) -> int:
+        return len(self.fallback)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def build_rows(
         save_file({f"{i:05d}": ids for i, ids in enumerate(calibration.ids)}, scratch / "windows.safetensors")
         output = scratch / "gptqmodel"
         script = Path(__file__).with_name("bench_peer_gptqmodel.py")
-        command = [str(peer), str(script), str(folder), str(scratch / "windows.safetensors"), str(output)]
+        command = [str(peer), str(script), str(folder), str(scratch / "windows.safetensors"), str(output), str(GROUP)]
         if not output.exists():
             seconds["int4 GPTQModel 7.7.0"] = timed(command)
         rows["int4 GPTQModel 7.7.0"] = lambda: load_reference(output, dtype=torch.float32, device="cpu")

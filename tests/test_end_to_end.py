@@ -147,7 +147,7 @@ def test_conv1d_equals_the_same_numbers_in_linear_layers(tmp_path: Path) -> None
     """H02: the square c_proj too. The slow twin is round-to-nearest on the transposed file tensor."""
     from compress.formats.read import Reader
     from compress.quantize.grid import quantize_nearest, search_scale
-    from compress.quantize.walk import NEAREST_POWER
+    from compress.quantize.layer import NEAREST_POWER
     from compress.scheme import Scheme
 
     source = tiny.tiny_gpt2(tmp_path / "m")

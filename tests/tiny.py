@@ -163,6 +163,11 @@ def tiny_qwen3(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0,
     return _decoder(folder, transformers.Qwen3Config(**_llama_like(**overrides)), dtype, seed)
 
 
+def tiny_gemma(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
+    fields = _llama_like(tie_word_embeddings=True) | overrides
+    return _decoder(folder, transformers.GemmaConfig(**fields), dtype, seed)
+
+
 def tiny_gemma3(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
     fields = _llama_like(sliding_window=32, tie_word_embeddings=True, query_pre_attn_scalar=8, num_hidden_layers=3)
     fields |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]} | overrides

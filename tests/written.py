@@ -67,6 +67,7 @@ def write(
     cast: str | None = None,
     max_shard_size: int = 10**9,
     change: Callable[[str, QuantizedWeight], QuantizedWeight] = lambda _name, weight: weight,
+    replaced: Mapping[str, torch.Tensor] | None = None,
 ) -> Written:
     """Writes `folder` into `stage`; `choose` says how (or whether: None) a layer is quantized."""
     source = open_checkpoint(folder)
@@ -90,6 +91,7 @@ def write(
         max_shard_size=max_shard_size,
         trust_remote_code=False,
         progress=Silent(),
+        replaced=replaced,
     )
     planned = stored_tensors(format_name, source.tensors, parts.layers, schemes, cast=cast)
     return Written(source, parts, stage, format_name, weights, shard_layout(planned, max_shard_size), names)

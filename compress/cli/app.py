@@ -21,7 +21,8 @@ from compress.errors import EXIT_USAGE, MissingResourceError
 
 EXIT_CODES = (
     "Exit codes: 0 done, every gate passed; 1 internal error; 2 usage or recipe; 3 a gate FAILED; "
-    "4 a gate is INCONCLUSIVE; 9 missing model, data, extra, memory or disk; 10 the result is broken; 130 interrupted."
+    "4 a gate is INCONCLUSIVE; 7 --resume is refused; 9 missing model, data, extra, memory or disk; "
+    "10 broken result; 130 interrupted."
 )
 
 app = typer.Typer(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -77,7 +79,7 @@ def run_guarded(terminal: Terminal, function: Callable[[], Done]) -> int:
             if terminal.json:
                 terminal.emit(json_object(done, None))
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary
-            return fail(terminal, failure_of(error), error)
+            return fail(terminal, with_notes(failure_of(error), error), error)
         return done.exit_code
 
 
@@ -150,6 +152,12 @@ def failure_of(error: BaseException) -> Failure:
     )
 
 
+def with_notes(failure: Failure, error: BaseException) -> Failure:
+    """The failure with what was noted on the exception as further hints: what `--resume` can go on with."""
+    hints = [failure.hint, *getattr(error, "__notes__", ())]
+    return replace(failure, hint="\n".join(hint for hint in hints if hint) or None)
+
+
 def operating_system_error(error: BaseException) -> OSError | None:
     """The error of the operating system that `error` is, or that it reports in words."""
     if isinstance(error, OSError):
@@ -164,12 +172,20 @@ def operating_system_error(error: BaseException) -> OSError | None:
 def operating_system_failure(error: OSError, kind: str) -> Failure:
     where = f"{error.filename}: " if error.filename else ""
     full = error.errno in DISK_FULL
+    named = full and isinstance(error.filename, str)
+    free = f"; {free_bytes(error.filename):,} bytes are free" if named else ""
     hint = (
         "free some space, or put the output (-o) and $COMPRESS_CACHE on a larger disk"
         if full
         else "check the permissions of this path, or choose another output (-o)"
     )
-    return Failure(EXIT_MISSING_RESOURCE, kind, f"{where}{error.strerror}", hint)
+    return Failure(EXIT_MISSING_RESOURCE, kind, f"{where}{error.strerror}{free}", hint)
+
+
+def free_bytes(path: str) -> int:
+    """Free bytes where a file is or was to be."""
+    place = Path(path).absolute()
+    return shutil.disk_usage(next(found for found in (place, *place.parents) if found.exists())).free
 
 
 def is_out_of_memory(error: BaseException) -> bool:

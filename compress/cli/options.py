@@ -21,6 +21,9 @@ Overwrite = Annotated[
 Device = Annotated[
     Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute. auto: a GPU if torch sees one.")
 ]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on where an interrupted run of the same output stopped; else start it.")
+]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run and copy the Python files of the model folder.")
 ]
@@ -37,7 +40,13 @@ def typed_command() -> str:
 
 
 def run_recipe(
-    terminal: Terminal, load: Callable[[], Any], *, overwrite: bool, device: str, trust_remote_code: bool
+    terminal: Terminal,
+    load: Callable[[], Any],
+    *,
+    overwrite: bool,
+    resume: bool,
+    device: str,
+    trust_remote_code: bool,
 ) -> Done:
     """Runs the recipe that `load` gives and shows its report."""
     recipe = load()
@@ -45,7 +54,13 @@ def run_recipe(
     from compress.pipeline.run import run
     from compress.report.text import report_text
 
-    options = Options(overwrite=overwrite, device=device, trust_remote_code=trust_remote_code, command=typed_command())
+    options = Options(
+        overwrite=overwrite,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        resume=resume,
+        command=typed_command(),
+    )
     result = run(recipe, options, terminal)
     report_file = None if result.report_file is None else str(result.report_file)
     terminal.result(report_text(result.report, report_path=report_file))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from compress.cli.options import Device, Json, Overwrite, Quiet, TrustRemoteCode, Verbose, finish, run_recipe
+from compress.cli.options import Device, Json, Overwrite, Quiet, Resume, TrustRemoteCode, Verbose, finish, run_recipe
 from compress.cli.terminal import Terminal
 from compress.scheme import TARGETS
 
@@ -29,7 +29,28 @@ def quantize(
     skip: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Layers to leave alone, as well as the protected ones.")
     ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB=TARGET[:GROUP_SIZE]",
+            help="Another target for some layers: '*.down_proj=int8-weight'. Repeatable; the last that matches counts.",
+        ),
+    ] = None,
     damping: Annotated[float | None, typer.Option(help="gptq: share of the mean Hessian diagonal.")] = None,
+    gptq: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Switch off what gptq does beyond the published algorithm: asymmetric=false. Repeatable.",
+        ),
+    ] = None,
+    max_fallback: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="gptq: layers that may fall back to round-to-nearest.  [default: 5%]"),
+    ] = None,
+    refine: Annotated[
+        int | None, typer.Option(metavar="N", help="gptq: steps of block-wise learning after it.")
+    ] = None,
     max_shard_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Largest weight file: 5GB.")] = None,
     calibration: Annotated[
         str | None, typer.Option(metavar="TEXT", help="default, a file, or a data set.", rich_help_panel=_CALIBRATION)
@@ -60,6 +81,7 @@ def quantize(
     seed: Annotated[int | None, typer.Option(help="Start of every random number.")] = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
+    resume: Resume = False,
     trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -75,7 +97,11 @@ def quantize(
         "--format": format,
         "--group-size": group_size,
         "--skip": skip or None,
+        "--override": override or None,
         "--damping": damping,
+        "--gptq": gptq or None,
+        "--max-fallback": max_fallback,
+        "--refine": refine,
         "--max-shard-size": max_shard_size,
         "--calibration": calibration,
         "--samples": samples,
@@ -100,5 +126,7 @@ def quantize(
 
     finish(
         terminal,
-        lambda: run_recipe(terminal, load, overwrite=overwrite, device=device, trust_remote_code=trust_remote_code),
+        lambda: run_recipe(
+            terminal, load, overwrite=overwrite, resume=resume, device=device, trust_remote_code=trust_remote_code
+        ),
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from compress.cli.options import Device, Json, Overwrite, Quiet, TrustRemoteCode, Verbose, finish, run_recipe
+from compress.cli.options import Device, Json, Overwrite, Quiet, Resume, TrustRemoteCode, Verbose, finish, run_recipe
 from compress.cli.terminal import Terminal
 
 
@@ -14,6 +14,7 @@ def run(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="YAML file; `compress schema` describes it.")],
     device: Device = "auto",
     overwrite: Overwrite = False,
+    resume: Resume = False,
     trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -29,5 +30,7 @@ def run(
 
     finish(
         terminal,
-        lambda: run_recipe(terminal, load, overwrite=overwrite, device=device, trust_remote_code=trust_remote_code),
+        lambda: run_recipe(
+            terminal, load, overwrite=overwrite, resume=resume, device=device, trust_remote_code=trust_remote_code
+        ),
     )

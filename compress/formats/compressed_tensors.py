@@ -7,6 +7,7 @@ first forward pass, as `code * scale` in the dtype of the scale.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +32,14 @@ def quantization_config(
     import compressed_tensors
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
 
-    members: dict[Scheme, list[str]] = {}
+    members: dict[Scheme, list[LinearLayer]] = {}
     for layer in layers:
         if layer.name in schemes:
-            members.setdefault(schemes[layer.name], []).append(layer.name)
+            members.setdefault(schemes[layer.name], []).append(layer)
     groups = {
-        # One scheme applies to the class, which also reaches layers under another prefix (AutoModel);
-        # several must name their layers.
-        f"group_{index}": _group(scheme, ["Linear"] if len(members) == 1 else names)
-        for index, (scheme, names) in enumerate(members.items())
+        # One scheme applies to the class; several must say which layers are theirs.
+        f"group_{index}": _group(scheme, ["Linear"] if len(members) == 1 else patterns(mine, layers))
+        for index, (scheme, mine) in enumerate(members.items())
     }
     formats = {_format(scheme) for scheme in members}
     config = QuantizationConfig(
@@ -90,6 +90,24 @@ def input_arguments() -> Any:
     from compressed_tensors.quantization import QuantizationArgs, QuantizationStrategy
 
     return QuantizationArgs(num_bits=8, symmetric=True, strategy=QuantizationStrategy.TOKEN, dynamic=True)
+
+
+def patterns(mine: Sequence[LinearLayer], layers: Sequence[LinearLayer]) -> list[str]:
+    """Targets that match the layers `mine` and no other one of `layers`: one pattern per name inside a block.
+
+    A pattern is matched from the start of a module's name. It leaves the base model's prefix open, so that it
+    holds for the bare model (AutoModel) too, whose names lack it.
+    """
+    everywhere = {layer.block for layer in layers}
+    found: dict[tuple[str, str], set[int]] = {}
+    for layer in mine:
+        outside, _, inside = layer.name.partition(f".{layer.block}.")
+        found.setdefault((outside.rpartition(".")[2], inside), set()).add(layer.block)
+    targets = []
+    for (stem, inside), blocks in found.items():
+        numbers = r"\d+" if blocks == everywhere else f"(?:{'|'.join(map(str, sorted(blocks)))})"
+        targets.append(rf"re:(?:.*\.)?{re.escape(stem)}\.{numbers}\.{re.escape(inside)}$")
+    return targets
 
 
 def _format(scheme: Scheme) -> str:

@@ -129,8 +129,8 @@ def _layer_faults(config: Mapping[str, Any], model: Mapping[str, Any], tensors: 
                 yield from _choice_faults(config, prefix + name, prefixes[0] + name in quantized)
         for prefix in prefixes:
             for fused, names in members.items():
-                any_quantized = any(prefixes[0] + name in quantized for name in names)
-                yield from _fused_faults(config, fused, prefix + names[0], any_quantized)
+                members_quantized = [prefix + name for name in names if prefixes[0] + name in quantized]
+                yield from _fused_faults(config, fused, prefix + names[0], members_quantized)
     for name in sorted(quantized - seen):
         yield f"{name}: found a qweight, expected none: it is no linear layer of a block"
 
@@ -148,14 +148,20 @@ def _choice_faults(config: Mapping[str, Any], name: str, quantized: bool) -> Ite
             yield f"{found}, expected {expected} by quantization_config: modules_in_block_to_quantize"
 
 
-def _fused_faults(config: Mapping[str, Any], fused: str, member: str, quantized: bool) -> Iterator[str]:
-    """vLLM asks the rules about the fused matrix, which is quantized as soon as a member is."""
+def _fused_faults(config: Mapping[str, Any], fused: str, member: str, quantized: list[str]) -> Iterator[str]:
+    """vLLM asks the rules about the fused matrix, which is quantized as soon as a member is, and as they are."""
     if fused not in gptq.FUSED_NAMES:
         return
     name = f"{member.rpartition('.')[0]}.{gptq.FUSED_NAMES[fused]}"
-    if (gptq.override(config, name) is not None) != quantized:
+    where = f"quantization_config: dynamic: {name}"
+    if (gptq.override(config, name) is not None) != bool(quantized):
         found, expected = ("excluded", "included") if quantized else ("included", "excluded")
-        yield f"quantization_config: dynamic: {name}: found {found}, expected {expected}, as its members are"
+        yield f"{where}: found {found}, expected {expected}, as its members are"
+        return
+    for part in quantized:
+        scheme, own = gptq.scheme_of(config, name), gptq.scheme_of(config, part)
+        if scheme != own:
+            yield f"{where}: found {scheme.label}, expected {own.label} as {part.rpartition('.')[2]} has"
 
 
 def _json(config: Mapping[str, Any], key: str) -> str:

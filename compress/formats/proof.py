@@ -6,6 +6,7 @@ to write.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,11 +16,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import compress
 from compress.errors import BrokenResultError, MissingResourceError
 from compress.formats.layout import Shard
+
+if TYPE_CHECKING:
+    import torch
 
 Loader = Literal["stock", "reader"]
 _TRACEBACK = "Traceback (most recent call last):"
@@ -72,6 +76,7 @@ def prove(
     loader: Loader,
     trust_remote_code: bool,
     source: Path | None = None,
+    replaced_sha256: Mapping[str, str] | None = None,
 ) -> ProofRecord:
     """Loads the folder in a fresh process, in float32, and compares it with what was planned and measured.
 
@@ -84,6 +89,8 @@ def prove(
         source: the original's folder; if given, every tensor that was not quantized must equal the
             original's, rounded at most to the dtype that was planned, config.json must say the same but for
             quantization and cast, and every side file must be there, byte by byte.
+        replaced_sha256: {tensor name: hash of the bytes that were planned} of tensors that were written instead of
+            the original's, see `stored_sha256`; exactly these may differ from the original's.
 
     Raises:
         BrokenResultError: a check failed, or the process died; lists what failed.
@@ -105,6 +112,7 @@ def prove(
         "loader": loader,
         "trust_remote_code": trust_remote_code,
         "source": None if source is None else str(source),
+        "replaced_sha256": dict(replaced_sha256 or {}),
         "threads": _threads(),
         "parent": os.getpid(),
     }
@@ -116,6 +124,13 @@ def prove(
             hint="Nothing was published. If the disk and the memory are sound, please report this.",
         )
     return record
+
+
+def stored_sha256(tensor: torch.Tensor) -> str:
+    """SHA-256 of a tensor's bytes as they stand in the file: its own dtype, little-endian, C order."""
+    import torch
+
+    return hashlib.sha256(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def _run(job: Mapping[str, Any]) -> dict[str, Any]:

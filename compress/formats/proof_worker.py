@@ -3,7 +3,7 @@
 The checks, in this order; a folder that fails one of the first five is not looked at further:
 
     files        every planned tensor is there with its dtype and shape, and nothing else
-    original     tensors that were not quantized equal the original's
+    original     tensors that were not quantized equal the original's, replaced ones what was planned
     config       config.json equals the original's, but for quantization and cast
     side files   tokenizer and the like equal the original's, byte by byte, and there is no other one
     loading      the loader finds every weight that it expects and no other
@@ -34,7 +34,7 @@ from transformers.pytorch_utils import Conv1D
 from compress.divergence import token_kl
 from compress.errors import CompressError
 from compress.formats.plain import cast_config
-from compress.formats.proof import ProofCheck, ProofRecord
+from compress.formats.proof import ProofCheck, ProofRecord, stored_sha256
 from compress.formats.read import Reader
 from compress.model.checkpoint import Checkpoint, open_checkpoint
 from compress.model.load import build_model, load_original
@@ -82,7 +82,7 @@ def run(job: Mapping[str, Any]) -> ProofRecord:
     checks = [check_files(stage, job["planned"])]
     if checks[-1].passed and job["source"] is not None:
         source = Path(job["source"])
-        checks.append(check_original(stage, source))
+        checks.append(check_original(stage, source, job["replaced_sha256"]))
         checks.append(check_config(stage, source))
         checks.append(check_side_files(stage, source, trust_remote_code=job["trust_remote_code"]))
     if not all(check.passed for check in checks):
@@ -138,14 +138,18 @@ def check_files(stage: Path, planned: list[dict[str, Any]]) -> ProofCheck:
     return _check("files", faults, f"{count} tensors in {len(planned)} files, as planned")
 
 
-def check_original(stage: Path, source: Path) -> ProofCheck:
-    """Tensors with a name of the original's, other than quantized weights, against the original."""
+def check_original(stage: Path, source: Path, replaced: Mapping[str, str]) -> ProofCheck:
+    """Tensors with a name of the original's, other than quantized weights, against the original.
+
+    Args:
+        replaced: {tensor name: hash of its bytes} of those that must be other than the original's.
+    """
     try:
         result, original = open_checkpoint(stage), open_checkpoint(source)
         quantized = {f"{name}.weight" for name in Reader(stage).quantized_names}
     except CompressError as error:
         return ProofCheck("original", False, error.message)
-    kept = [name for name in result.tensors if name in original.tensors and name not in quantized]
+    kept = [name for name in result.tensors if name in original.tensors and name not in quantized | replaced.keys()]
     lost = [name for name in original.tensors if name not in result.tensors and name not in quantized]
     faults = [f"{name} is not in the folder" for name in lost]
     for name in kept:
@@ -153,7 +157,13 @@ def check_original(stage: Path, source: Path) -> ProofCheck:
         expected = original.read(name).to(found.dtype)
         if not torch.equal(_raw(found), _raw(expected)):
             faults.append(f"{name} differs from the original's")
-    return _check("original", faults, f"{len(kept)} tensors equal the original's")
+    for name in replaced:
+        if name in quantized or name not in result.tensors or name not in original.tensors:
+            faults.append(f"{name} was to be replaced, but it is no tensor of both folders")
+        elif stored_sha256(result.read(name)) != replaced[name]:
+            faults.append(f"{name} differs from what was to replace the original's")
+    good = f"{len(kept)} tensors equal the original's"
+    return _check("original", faults, good + (f", {len(replaced)} what replaced them" if replaced else ""))
 
 
 def check_config(stage: Path, source: Path) -> ProofCheck:

@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ def write_checkpoint(
     max_shard_size: int,
     trust_remote_code: bool,
     progress: Progress,
+    replaced: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[str, ...]:
     """Writes the output folder into `stage`, every file synced to the disk.
 
@@ -62,18 +63,20 @@ def write_checkpoint(
         quantized: gives the quantized weight of a layer by its name. May be called twice, when a layer's
             tensors fall into two files.
         cast: "float16" or "bfloat16" for a plain cast, else None.
+        replaced: tensors to write instead of the source's, by their names in the file.
 
     Returns:
         the names of the written files, relative to `stage`, sorted.
 
     Raises:
         UsageError: the format cannot hold a layer; nothing was written.
-        BrokenResultError: a quantized weight is not finite, out of range or of another form than planned.
+        BrokenResultError: a quantized weight or a replaced tensor is not finite, out of range or of another form
+            than planned.
         MissingResourceError: the disk is full.
     """
     planned = stored_tensors(format_name, source.tensors, layers, schemes, cast=cast)
     shards = shard_layout(planned, max_shard_size)
-    pieces = _Pieces(source, format_name, layers, schemes, quantized, cast)
+    pieces = _Pieces(source, format_name, layers, schemes, quantized, cast, replaced or {})
     stage.mkdir(parents=True, exist_ok=True)
     written = []
     with progress.phase("write weights", sum(shard.data_bytes for shard in shards)) as advance:
@@ -127,8 +130,10 @@ class _Pieces:
         schemes: Mapping[str, Scheme],
         quantized: Callable[[str], QuantizedWeight],
         cast: str | None,
+        replaced: Mapping[str, torch.Tensor],
     ) -> None:
-        self._source, self._quantized, self._cast = source, quantized, cast
+        check_replaced(source, {layer.tensor for layer in layers if layer.name in schemes}, replaced)
+        self._source, self._quantized, self._cast, self._replaced = source, quantized, cast, replaced
         self._format_name, self._schemes = format_name, schemes
         self._layers = {layer.name: layer for layer in layers if layer.name in schemes}
         self._owner = {
@@ -140,10 +145,10 @@ class _Pieces:
     def of(self, shard: Shard, advance: Advance) -> dict[str, torch.Tensor]:
         """All tensors of one file; advances by the bytes of each as it is ready."""
         wanted = {tensor.name for tensor in shard.tensors}
-        copied = sorted(wanted - self._owner.keys())
-        tensors = {
-            name: plain.cast_tensor(name, tensor, self._cast) for name, tensor in self._source.read_many(copied).items()
-        }
+        copied = wanted - self._owner.keys()
+        stored = self._source.read_many(sorted(copied - self._replaced.keys()))
+        stored |= {name: self._replaced[name] for name in sorted(copied & self._replaced.keys())}
+        tensors = {name: plain.cast_tensor(name, tensor, self._cast) for name, tensor in stored.items()}
         advance(sum(tensor.nbytes for tensor in tensors.values()))
         for name in sorted({self._owner[tensor] for tensor in wanted & self._owner.keys()}):
             packed = self._packed(name)
@@ -157,6 +162,21 @@ class _Pieces:
         weight = self._quantized(name)
         check_weight(layer, weight, self._schemes[name])
         return _PACK[self._format_name](layer, weight)
+
+
+def check_replaced(source: Checkpoint, quantized: Set[str], replaced: Mapping[str, torch.Tensor]) -> None:
+    """Raises BrokenResultError unless every replaced tensor stands for one of the source that stays a tensor."""
+    faults = []
+    for name, tensor in replaced.items():
+        info = source.tensors.get(name)
+        if info is None or name in quantized:
+            faults.append(f"{name}: {'the source has no such tensor' if info is None else 'is quantized'}")
+        elif tensor.dtype != _TORCH_DTYPES.get(info.dtype) or tuple(tensor.shape) != tuple(info.shape):
+            faults.append(f"{name}: {tensor.dtype} {list(tensor.shape)} instead of {info.dtype} {list(info.shape)}")
+        elif not bool(tensor.isfinite().all()):
+            faults.append(f"{name}: not finite")
+    if faults:
+        raise BrokenResultError("replaced tensors cannot be written: " + "; ".join(faults) + ".")
 
 
 def check_weight(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) -> None:

@@ -29,6 +29,8 @@ class Architecture:
         linears: (path inside a block, fused group) of each linear layer, in the order of the computation.
         depth: the config field that holds the number of blocks.
         transposed: the file holds [in, out] (transformers' Conv1D).
+        residuals: (fused group, module path) where a group's output is added, as it is, to the input of that module;
+            "" is the block itself.
     """
 
     kind: Kind
@@ -38,6 +40,7 @@ class Architecture:
     linears: tuple[tuple[str, str], ...]
     depth: str = "num_hidden_layers"
     transposed: bool = False
+    residuals: tuple[tuple[str, str], ...] = ()
 
 
 HEAD = "lm_head.weight"
@@ -73,8 +76,11 @@ _BERT = (
 _GPT2 = (("attn.c_attn", "qkv"), ("attn.c_proj", "o"), ("mlp.c_fc", "fc"), ("mlp.c_proj", "proj"))
 
 
-def _gated(base_class: str) -> Architecture:
-    return Architecture("decoder", "model", base_class, "layers", _GATED)
+_ADDED = (("o", ""), ("down", "post_attention_layernorm"))
+
+
+def _gated(base_class: str, residuals: tuple[tuple[str, str], ...] = _ADDED) -> Architecture:
+    return Architecture("decoder", "model", base_class, "layers", _GATED, residuals=residuals)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -83,11 +89,29 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": _gated("Qwen2Model"),
     "qwen3": _gated("Qwen3Model"),
     "gemma": _gated("GemmaModel"),
-    "gemma2": _gated("Gemma2Model"),
-    "gemma3_text": _gated("Gemma3TextModel"),
-    "opt": Architecture("decoder", "model", "OPTModel", "decoder.layers", _OPT),
-    "gpt2": Architecture("decoder", "transformer", "GPT2Model", "h", _GPT2, depth="n_layer", transposed=True),
-    "bert": Architecture("encoder", "bert", "BertModel", "encoder.layer", _BERT),
+    "gemma2": _gated("Gemma2Model", residuals=()),
+    "gemma3_text": _gated("Gemma3TextModel", residuals=()),
+    "opt": Architecture(
+        "decoder", "model", "OPTModel", "decoder.layers", _OPT, residuals=(("o", ""), ("fc2", "final_layer_norm"))
+    ),
+    "gpt2": Architecture(
+        "decoder",
+        "transformer",
+        "GPT2Model",
+        "h",
+        _GPT2,
+        depth="n_layer",
+        transposed=True,
+        residuals=(("o", ""), ("proj", "ln_2")),
+    ),
+    "bert": Architecture(
+        "encoder",
+        "bert",
+        "BertModel",
+        "encoder.layer",
+        _BERT,
+        residuals=(("o", ""), ("output", "intermediate.dense")),
+    ),
 }
 
 

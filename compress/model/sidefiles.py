@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from compress.durable import space_for
 from compress.errors import MissingResourceError, UsageError
 
 CARD = "README.md"
@@ -118,7 +119,7 @@ def _copy(source: Path, target: Path) -> None:
     with file:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("wb") as copy:
+            with space_for(target, source.stat().st_size), target.open("wb") as copy:
                 shutil.copyfileobj(file, copy)
         except OSError as error:
             raise MissingResourceError(

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress.durable import write_bytes, write_tensors
 from compress.journal import Journal
 from compress.model.anatomy import is_weight
+from compress.output import PROVENANCE, Workspace
+from compress.pipeline.fallback import check_fallback
 from compress.pipeline.job import Job
 from compress.pipeline.reporting import bare_report, model_part
 from compress.pipeline.texts import capped
@@ -16,7 +19,6 @@ from compress.plan.planning import Plan
 from compress.records import LayerRecord, StepRecord
 from compress.report.card import model_card
 from compress.report.provenance import provenance
-from compress.workspace import PROVENANCE, Workspace
 
 if TYPE_CHECKING:
     from compress.data.windows import Windows
@@ -26,13 +28,14 @@ PROOF_WINDOWS, PROOF_LENGTH = 4, 128  # what the fresh process recomputes: enoug
 
 
 def build(
-    job: Job, workspace: Workspace, calibration: Windows | None, evaluation: Windows | None
+    job: Job, workspace: Workspace, journal: Journal, calibration: Windows | None, evaluation: Windows | None
 ) -> tuple[StepRecord, ProofRecord]:
-    """Quantizes, writes and proves; the finished folder is `workspace.stage`."""
+    """Quantizes what is not in the journal yet, writes and proves; the finished folder is `workspace.stage`."""
     from compress.formats.write import write_checkpoint
 
     plan = job.plan
-    step, journal = _quantize(job, workspace, calibration)
+    step = _quantize(job, journal, calibration)
+    check_fallback(step, plan.recipe.steps[0].quantize.max_fallback)
     write_checkpoint(
         job.checkpoint,
         workspace.stage,
@@ -44,52 +47,74 @@ def build(
         max_shard_size=plan.recipe.steps[0].quantize.max_shard_size,
         trust_remote_code=job.options.trust_remote_code,
         progress=job.progress,
+        replaced=journal.replaced(),
     )
     proof = _prove(job, workspace, step, evaluation)
     _write_card_and_provenance(job, workspace, step, proof)
     return step, proof
 
 
-def _quantize(job: Job, workspace: Workspace, windows: Windows | None) -> tuple[StepRecord, Journal]:
+def _quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
     import torch
 
-    from compress.quantize.walk import LayerPlan, WalkSettings, quantize_blocks, quantize_nearest_all
+    from compress.formats.proof import stored_sha256
+    from compress.quantize.block import WalkSettings
+    from compress.quantize.gptq import GptqSettings
+    from compress.quantize.layer import LayerPlan
+    from compress.quantize.refine import RefineSettings
+    from compress.quantize.walk import quantize_blocks, quantize_nearest_all
 
     plan, step = job.plan, job.recipe.steps[0].quantize
-    journal = Journal(workspace.partial)
     dtypes = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
     layers = [
         LayerPlan(
             planned.layer,
             planned.scheme,
-            plan.target.name,
+            planned.target,
             plan.algorithm or "rtn",
             dtypes[plan.scale_dtypes[planned.layer.name]],
         )
         for planned in plan.layers
-        if planned.scheme is not None
+        if planned.scheme is not None and planned.target is not None
     ]
     records: list[LayerRecord] = []
     if layers and windows is not None:
         settings = WalkSettings(
-            step.damping, job.recipe.calibration.batch_size, getattr(torch, job.compute_dtype), job.device
+            GptqSettings(damping=step.damping, **step.gptq.model_dump()),
+            job.recipe.calibration.batch_size,
+            getattr(torch, job.compute_dtype),
+            job.device,
+            one_pass=job.one_pass,
+            smooth=step.smooths,
+            refine=RefineSettings(step.refine, job.recipe.seed),
         )
         records = quantize_blocks(
-            job.checkpoint, plan.anatomy, layers, windows.ids, settings, journal.save, job.progress
+            job.checkpoint, plan.anatomy, layers, windows.ids, settings, journal.save, job.progress, journal.resumed()
         )
     elif layers:
-        records = quantize_nearest_all(job.checkpoint, layers, journal.save, job.progress, job.device)
-    settings_used = {
+        records = quantize_nearest_all(
+            job.checkpoint, layers, journal.save, job.progress, job.device, journal.resumed()
+        )
+    group_sizes = {scheme.group_size for scheme in plan.schemes.values()}
+    settings_used: dict[str, Any] = {
         "target": plan.target.name,
         "algorithm": plan.algorithm,
         "format": plan.format_name,
-        "group_size": next(iter(plan.schemes.values())).group_size if plan.schemes else None,
+        "group_size": group_sizes.pop() if len(group_sizes) == 1 else None,  # None: the layers differ
         "damping": step.damping if plan.algorithm == "gptq" else None,
         "skip": list(step.skip),
     }
+    if plan.algorithm == "gptq":
+        settings_used["gptq"] = step.gptq.model_dump(mode="json")
+        settings_used["refine"] = step.refine
+    if plan.target.bits:
+        settings_used["smooth"] = step.smooths
+    if step.overrides:
+        settings_used["overrides"] = [override.model_dump(mode="json") for override in step.overrides]
     calibration = windows.facts() if windows is not None else {}
     layers_done = (*records, *_left_alone(plan))
-    return StepRecord("quantize", settings_used, layers_done, calibration, _notes(plan)), journal
+    replaced = {name: stored_sha256(tensor) for name, tensor in journal.replaced().items()}
+    return StepRecord("quantize", settings_used, layers_done, calibration, _notes(plan), replaced)
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
@@ -135,6 +160,7 @@ def _prove(job: Job, workspace: Workspace, step: StepRecord, evaluation: Windows
             loader="reader" if plan.format_name == "gptq" else "stock",
             trust_remote_code=job.options.trust_remote_code,
             source=job.checkpoint.folder,
+            replaced_sha256=step.replaced,
         )
         advance(1)
     return record
@@ -154,7 +180,6 @@ def _proof_ids(job: Job, evaluation: Windows | None) -> list[Any]:
 
 def _write_logits(job: Job, folder: Path, windows: Sequence[Any], target: Path) -> None:
     """Outputs of the model that will be measured: logits [T, V], or an encoder's last hidden states [T, d]."""
-    import safetensors.torch
     import torch
 
     from compress.runtime.load import load_reference
@@ -170,7 +195,7 @@ def _write_logits(job: Job, folder: Path, windows: Sequence[Any], target: Path) 
                 output = model.base_model(input_ids=ids.unsqueeze(0)).last_hidden_state[0]
             tensors[f"window.{index}"] = ids.contiguous()
             tensors[f"logits.{index}"] = output.contiguous().clone()
-    target.write_bytes(safetensors.torch.save(tensors))  # save_file hides a full disk in an error of its own
+    write_tensors(target, tensors)
 
 
 def _write_card_and_provenance(job: Job, workspace: Workspace, step: StepRecord, proof: ProofRecord) -> None:
@@ -189,7 +214,7 @@ def _write_card_and_provenance(job: Job, workspace: Workspace, step: StepRecord,
         source_card=source_card,
         fusable=not plan.split_groups,
     )
-    (stage / "README.md").write_text(card, encoding="utf-8")
+    write_bytes(stage / "README.md", card.encode())
     content = provenance(
         stage=stage,
         recipe=plan.recipe.model_dump(mode="json"),
@@ -198,4 +223,4 @@ def _write_card_and_provenance(job: Job, workspace: Workspace, step: StepRecord,
         threads=torch.get_num_threads(),
         compute_dtype=job.compute_dtype,
     )
-    (stage / PROVENANCE).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_bytes(stage / PROVENANCE, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compress.errors import MissingResourceError
 from compress.model.checkpoint import Checkpoint
 from compress.model.hub import resolve
-from compress.plan.estimate import estimate
+from compress.plan.estimate import compute_dtype, estimate, stops_fit
 from compress.plan.machine import Machine
 from compress.plan.planning import Plan, make_plan
 from compress.progress import Progress
@@ -21,23 +21,31 @@ class Options:
 
     Attributes:
         device: "auto", "cpu" or "cuda".
+        resume: go on with the blocks that an interrupted run of the same output has finished.
         command: the command as the user typed it, for the report; None from a library.
     """
 
     overwrite: bool = False
     device: str = "auto"
     trust_remote_code: bool = False
+    resume: bool = False
     command: str | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that is fixed once the plan is accepted."""
+    """Everything that is fixed once the plan is accepted.
+
+    Attributes:
+        one_pass: memory holds all calibration windows stopped in the middle of a block; the result is the same without.
+    """
 
     plan: Plan
     options: Options
     device: str
     compute_dtype: str
+    instruction_sets: tuple[str, ...]
+    one_pass: bool
     progress: Progress
 
     @property
@@ -75,17 +83,7 @@ def open_job(plan: Plan, options: Options, here: Machine, progress: Progress) ->
             "--device cuda: torch sees no GPU.", hint="Use --device cpu, or see `compress doctor`."
         )
     torch.manual_seed(plan.recipe.seed)
-    return Job(plan, options, device, compute_dtype(plan, device, here), progress)
-
-
-def compute_dtype(plan: Plan, device: str, here: Machine) -> str:
-    """The dtype of the forward passes of calibration: the source's where the machine multiplies it fast.
-
-    Without AMX or AVX512-BF16 a CPU takes several times as long for a bfloat16 product as for a float32 one, and no
-    CPU is quick with float16. Statistics and solves are float32 and float64 everywhere.
-    """
-    source = {"BF16": "bfloat16", "F16": "float16"}.get(plan.anatomy.layers[0].dtype, "float32")
-    if source == "float32" or device != "cpu":
-        return source
-    fast = {"amx_bf16", "avx512_bf16"} & set(here.instruction_sets)
-    return source if source == "bfloat16" and fast else "float32"
+    if device == "cuda":
+        here = replace(here, memory_available=torch.cuda.mem_get_info()[0])
+    dtype, one_pass = compute_dtype(plan, device, here), stops_fit(plan, here)
+    return Job(plan, options, device, dtype, here.instruction_sets, one_pass, progress)

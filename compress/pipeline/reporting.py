@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.errors import MissingResourceError
+from compress.output import REPORT_FOLDER
 from compress.pipeline.job import Job
 from compress.records import Measurement, StepRecord
 from compress.report.build import build_report
@@ -18,7 +19,6 @@ from compress.report.loading import loading
 from compress.report.markdown import report_markdown
 from compress.report.schema import Inputs, ModelPart, Report, Reproduce, report_json
 from compress.verdict import Verdict, judge
-from compress.workspace import REPORT_FOLDER
 
 if TYPE_CHECKING:
     from compress.formats.proof import ProofRecord
@@ -56,14 +56,16 @@ def full_report(
     measurements: Sequence[Measurement],
     verdict: Verdict,
     created: str,
+    resumed_after: str | None,
 ) -> Report:
     """The report of the whole run.
 
     Args:
         texts: facts of the "calibration" and "evaluation" windows, None where there are none.
+        resumed_after: the last block that an interrupted run had finished; None for a straight run.
     """
     plan = job.plan
-    how = loading(plan.format_name, plan.anatomy.kind, str(plan.output))
+    how = loading(plan.format_name, plan.anatomy.kind, str(plan.output), mixed=plan.mixed)
     return build_report(
         verdict=verdict,
         measurements=measurements,
@@ -73,7 +75,9 @@ def full_report(
         output=str(plan.output),
         format_name=plan.format_name,
         recipe=plan.recipe.model_dump(mode="json"),
-        environment=environment() | {"compute_dtype": job.compute_dtype},
+        environment=environment()
+        | {"compute_dtype": job.compute_dtype}
+        | ({} if resumed_after is None else {"resumed_after": resumed_after}),
         reproduce=Reproduce(command=job.options.command, load=how.transformers),
         created=created,
     )

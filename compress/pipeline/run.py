@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from compress.errors import CompressError
+from compress.errors import BrokenResultError, CompressError, UsageError
 from compress.model.finite import check_finite
 from compress.model.hub import resolve
+from compress.output import check_output
 from compress.pipeline.job import Options, check_resources, open_job
 from compress.pipeline.texts import calibration_windows, evaluation_windows, read_texts
 from compress.plan.estimate import Estimate, estimate
@@ -22,7 +23,7 @@ from compress.progress import Progress
 from compress.recipe.schema import Recipe
 from compress.report.schema import Report
 from compress.verdict import judge
-from compress.workspace import check_output, opened, publish
+from compress.workspace import opened, publish
 
 
 @dataclass(frozen=True)
@@ -56,19 +57,23 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
     check_output(plan.output, source, overwrite=options.overwrite)
     calibration, evaluation = read_texts(plan)
     check_resources(plan, here)
-    with opened(plan.output, source, overwrite=options.overwrite) as workspace:
+    with opened(plan.output, source, overwrite=options.overwrite, resume=options.resume, say=progress.say) as workspace:
         from compress.model.checkpoint import open_checkpoint
         from compress.model.fit import check_fit
         from compress.pipeline.build import build
         from compress.pipeline.measuring import fidelity, latency, not_timed, sizes
         from compress.pipeline.reporting import full_report, write_report_folder
+        from compress.pipeline.resuming import open_journal
 
         job = open_job(plan, options, here, progress)
         check_fit(job.checkpoint, trust_remote_code=options.trust_remote_code)
         check_finite(job.checkpoint, progress)
         fitting, held_out = calibration_windows(job, calibration), evaluation_windows(job, evaluation)
-        step, proof = build(job, workspace, fitting, held_out)
-        measurements, raw = fidelity(job, open_checkpoint(workspace.stage), held_out)
+        journal = open_journal(job, workspace, fitting)
+        resumed_after = journal.parts[-1] if journal.parts else None
+        with journal.worthless_after(UsageError, BrokenResultError):
+            step, proof = build(job, workspace, journal, fitting, held_out)
+            measurements, raw = fidelity(job, open_checkpoint(workspace.stage), held_out)
         publish(workspace)
         result = open_checkpoint(plan.output)
         measurements = sizes(job, result) + measurements
@@ -89,6 +94,7 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
             measurements=measurements,
             verdict=judge(recipe.gates, measurements),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            resumed_after=resumed_after,
         )
         report_file = write_report_folder(job, report, raw)
         if interruption is not None:

@@ -21,7 +21,7 @@ def read_texts(plan: Plan) -> tuple[Corpus | None, Corpus | None]:
     recipe = plan.recipe
     chat = _chat_template(plan)
     calibration = (
-        read_corpus(recipe.calibration.source, part="calibration", chat_template=chat) if _calibrates(plan) else None
+        read_corpus(recipe.calibration.source, part="calibration", chat_template=chat) if plan.calibrates else None
     )
     evaluation = None
     if recipe.evaluate is not None:
@@ -29,10 +29,6 @@ def read_texts(plan: Plan) -> tuple[Corpus | None, Corpus | None]:
     if calibration is not None and evaluation is not None:
         check_disjoint(calibration, evaluation)
     return calibration, evaluation
-
-
-def _calibrates(plan: Plan) -> bool:
-    return plan.algorithm == "gptq"
 
 
 def _chat_template(plan: Plan) -> Callable[[list[dict[str, Any]]], str]:

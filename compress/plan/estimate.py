@@ -14,6 +14,10 @@ from compress.plan.planning import Plan
 GFLOPS_AVX512, GFLOPS_AVX2, GFLOPS_PLAIN = 80.0, 35.0, 8.0
 FLOAT32 = 4
 PROOF_TOKENS, START_SECONDS, DISK_BYTES_PER_SECOND = 512, 8.0, 200e6
+STATE_SLOTS = 2  # the newest activations, and those that a resumed run starts from while these are written
+REFINE_WINDOWS = 8  # looked at by each step of refinement
+NAME_BYTES = 100  # name, dtype, shape and offsets of a window's activations in the file's header
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PROGRAM_BYTES = 500e6  # Python, torch and transformers resident before a model is loaded
 
 
@@ -21,7 +25,7 @@ PROGRAM_BYTES = 500e6  # Python, torch and transformers resident before a model 
 class Estimate:
     """Attributes:
     memory_bytes: peak resident memory of the main process.
-    disk_bytes: free space the run needs beside the result: parts plus the staged result.
+    disk_bytes: free space the run needs: parts, activations for `--resume`, and the staged result.
     seconds: {phase: seconds}.
     rate: the assumption behind the seconds, in words.
     """
@@ -44,7 +48,7 @@ def estimate(plan: Plan, machine: Machine) -> Estimate:
     parts = sum(layer.layer.parameters for layer in plan.quantized)
     return Estimate(
         memory_bytes=int(max(_quantize_bytes(plan), _prove_bytes(plan), _evaluate_bytes(plan)) + PROGRAM_BYTES),
-        disk_bytes=plan.weight_bytes + int(parts * 1.15),
+        disk_bytes=plan.weight_bytes + int(parts * 1.15) + STATE_SLOTS * state_bytes(plan, machine),
         seconds=seconds,
         rate=f"{gflops:g} GFLOP/s per core ({why}), {machine.usable_cores:g} cores",
     )
@@ -71,7 +75,33 @@ def _prove_bytes(plan: Plan) -> float:
 
 
 def _calibration_tokens(plan: Plan) -> int:
-    return plan.recipe.calibration.samples * plan.recipe.calibration.length if plan.algorithm == "gptq" else 0
+    return plan.recipe.calibration.samples * plan.recipe.calibration.length if plan.calibrates else 0
+
+
+def state_bytes(plan: Plan, machine: Machine) -> int:
+    """Bytes of the activations that enter one block, as they are kept for `--resume`; 0 without calibration.
+
+    Computed on the CPU; a GPU's are the same or half as wide.
+    """
+    if not plan.calibrates:
+        return 0
+    calibration, positions = plan.recipe.calibration, plan.checkpoint.positions
+    length = min(calibration.length, positions or calibration.length)
+    value = VALUE_BYTES[compute_dtype(plan, "cpu", machine)]
+    return _streams(plan) * calibration.samples * (length * _hidden(plan) * value + NAME_BYTES)
+
+
+def compute_dtype(plan: Plan, device: str, here: Machine) -> str:
+    """The dtype of the forward passes of calibration: the source's where the machine multiplies it fast.
+
+    Without AMX or AVX512-BF16 a CPU takes several times as long for a bfloat16 product as for a float32 one, and no
+    CPU is quick with float16. Statistics and solves are float32 and float64 everywhere.
+    """
+    source = {"BF16": "bfloat16", "F16": "float16"}.get(plan.anatomy.layers[0].dtype, "float32")
+    if source == "float32" or device != "cpu":
+        return source
+    fast = {"amx_bf16", "avx512_bf16"} & set(here.instruction_sets)
+    return source if source == "bfloat16" and fast else "float32"
 
 
 def _hidden(plan: Plan) -> int:
@@ -94,16 +124,38 @@ def _hessian_widths(plan: Plan) -> list[int]:
 
 
 def _quantize_flops(plan: Plan) -> float:
-    """Two forwards, the Hessians, the factorization (about 3 n^3) and the sweep (out n^2) of every layer."""
+    """One forward for each stream, statistics, the factorization (about 2 n^3), the sweep and its polish (about 6 out
+    n^2) of every layer, and three forwards for each window that a refinement step looks at."""
     tokens = _calibration_tokens(plan)
     if tokens == 0:
         return 200.0 * _block_parameters(plan)
-    widths = _hessian_widths(plan)
-    forwards = 2 * 2.0 * tokens * _block_parameters(plan)
-    hessians = 2.0 * tokens * sum(width**2 for width in widths)
-    solves = sum(3.0 * layer.layer.width**3 + layer.layer.out * layer.layer.width**2 for layer in plan.quantized)
-    search = 450.0 * plan.quantized_parameters
-    return forwards + hessians + solves + search
+    step = plan.recipe.steps[0].quantize
+    parameters, widths = _block_parameters(plan), _hessian_widths(plan)
+    forwards = 2.0 * tokens * parameters * (_streams(plan) + bool(step.refine))
+    learning = 6.0 * parameters * step.refine * REFINE_WINDOWS * plan.recipe.calibration.length
+    if plan.algorithm != "gptq":
+        return forwards + 200.0 * parameters
+    statistics = tokens * sum(width**2 for width in widths) * (3.0 if _streams(plan) == 2 else 1.0)
+    solves = sum(2.0 * layer.layer.width**3 + 12.0 * layer.layer.out * layer.layer.width**2 for layer in plan.quantized)
+    return forwards + learning + statistics + solves + 450.0 * plan.quantized_parameters
+
+
+def _streams(plan: Plan) -> int:
+    """Passes of the windows side by side: through the quantized model, and through the original one if it is asked."""
+    step = plan.recipe.steps[0].quantize
+    return 2 if plan.algorithm == "gptq" and (step.gptq.asymmetric or step.refine) else 1
+
+
+def stopped_bytes(plan: Plan, machine: Machine) -> float:
+    """Bytes of all calibration windows that stand in front of the widest group of layers, in the middle of a block."""
+    width = max(_hessian_widths(plan), default=0) + 3 * _hidden(plan)  # with the residual, the block's input and output
+    value = VALUE_BYTES[compute_dtype(plan, "cpu", machine)]
+    return float(_streams(plan) * _calibration_tokens(plan) * width * value)
+
+
+def stops_fit(plan: Plan, machine: Machine) -> bool:
+    """Whether all windows may stop together; otherwise they come a few at a time, in about twice the time."""
+    return _quantize_bytes(plan) + stopped_bytes(plan, machine) + PROGRAM_BYTES <= machine.memory_available
 
 
 def _quantize_bytes(plan: Plan) -> float:
@@ -112,11 +164,11 @@ def _quantize_bytes(plan: Plan) -> float:
     outside = (plan.parameters - _block_parameters(plan)) * FLOAT32
     if _calibration_tokens(plan) == 0:
         return outside + 4 * max((layer.layer.parameters for layer in plan.layers), default=0) * FLOAT32
-    states = _calibration_tokens(plan) * _hidden(plan) * FLOAT32
+    states = _streams(plan) * _calibration_tokens(plan) * _hidden(plan) * FLOAT32
     widths = _hessian_widths(plan)
     hessians = sum(width**2 for width in widths) / depth * FLOAT32
-    factor = 5 * max(widths, default=0) ** 2 * 8
-    return outside + 2 * block + states + hessians + factor
+    factor = 6 * max(widths, default=0) ** 2 * 8
+    return outside + (3 + 3 * bool(plan.recipe.steps[0].quantize.refine)) * block + states + 2 * hessians + factor
 
 
 def _evaluate_bytes(plan: Plan) -> float:

@@ -5,7 +5,6 @@ Everything that can be known to go wrong is said here, all offenders at once, be
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,25 +12,18 @@ from typing import Literal
 
 from compress.errors import UsageError
 from compress.formats.layout import Shard, scale_dtype, shard_layout, stored_tensors
-from compress.model.anatomy import HEAD, Anatomy, LinearLayer, anatomy, is_weight
+from compress.model.anatomy import HEAD, Anatomy, anatomy, is_weight
 from compress.model.checkpoint import Checkpoint
-from compress.recipe.schema import Quantize, Recipe
-from compress.scheme import AUTO_GROUP_SIZES, PER_CHANNEL, TARGETS, Scheme, Target
-
-
-@dataclass(frozen=True)
-class PlannedLayer:
-    """One linear layer and what is to happen to it; `skipped` says why nothing is."""
-
-    layer: LinearLayer
-    scheme: Scheme | None
-    skipped: str | None = None
+from compress.plan.layers import PlannedLayer, plan_layers
+from compress.recipe.schema import Recipe
+from compress.scheme import TARGETS, Scheme, Target
 
 
 @dataclass(frozen=True)
 class Plan:
     """Attributes:
-    target, algorithm, format_name: what is applied, defaults resolved; algorithm is None for casts.
+    target, algorithm, format_name: what is applied, defaults resolved; algorithm is None for casts. Overrides give
+        some of the `layers` another target.
     cast: dtype name for casts, else None.
     scale_dtypes: {layer name: safetensors dtype of its scales}.
     shards: every weight file with its exact size.
@@ -50,12 +42,22 @@ class Plan:
     shards: tuple[Shard, ...]
 
     @property
+    def calibrates(self) -> bool:
+        """Whether calibration text goes through the model."""
+        return self.algorithm == "gptq" or self.recipe.steps[0].quantize.smooths
+
+    @property
     def quantized(self) -> tuple[PlannedLayer, ...]:
         return tuple(planned for planned in self.layers if planned.scheme is not None)
 
     @property
     def schemes(self) -> dict[str, Scheme]:
         return {planned.layer.name: planned.scheme for planned in self.layers if planned.scheme is not None}
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the quantized layers have several schemes."""
+        return len(set(self.schemes.values())) > 1
 
     @property
     def split_groups(self) -> tuple[str, ...]:
@@ -100,7 +102,8 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
 
     Raises:
         UsageError: unknown model type, target and format that do not fit the architecture, group sizes that do not
-            divide, a glob that matches nothing, an input that is quantized already.
+            divide, a glob that matches nothing, overrides that split a fused group, an input that is quantized
+            already.
     """
     step = recipe.steps[0].quantize
     target = TARGETS[step.target]
@@ -109,14 +112,10 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     format_name = step.format or target.formats[0]
     _check_format(parts, target, format_name)
     _check_gates(recipe, parts, target)
-    skipped = _skipped(step, parts)
-    wanted = [layer for layer in parts.layers if layer.name not in skipped] if target.bits else []
-    scheme = _scheme(step, target, wanted)
-    layers = tuple(_planned(layer, scheme, skipped, target) for layer in parts.layers)
+    layers = plan_layers(step, parts)
     schemes = {planned.layer.name: planned.scheme for planned in layers if planned.scheme is not None}
+    _check_mix(parts, format_name, schemes)
     _check_positions(recipe, parts, checkpoint)
-    if target.bits and not schemes:
-        raise UsageError("skip leaves no layer to quantize.", hint="Remove globs from `skip`.")
     tensors = stored_tensors(format_name, checkpoint.tensors, parts.layers, schemes, cast=target.cast)
     return Plan(
         recipe=recipe,
@@ -124,11 +123,15 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
         anatomy=parts,
         output=Path(recipe.output).expanduser() if recipe.output else default_output(recipe.model, target.name),
         target=target,
-        algorithm=step.algorithm or target.default_algorithm,
+        algorithm=step.used_algorithm,
         format_name=format_name,
         cast=target.cast,
         layers=layers,
-        scale_dtypes={name: scale_dtype(format_name, layer.dtype) for name, layer in _named(wanted).items()},
+        scale_dtypes={
+            planned.layer.name: scale_dtype(format_name, planned.layer.dtype)
+            for planned in layers
+            if planned.scheme is not None
+        },
         shards=shard_layout(tensors, step.max_shard_size),
     )
 
@@ -137,10 +140,6 @@ def default_output(model: str, target: str) -> Path:
     """`./<model name>-<target>`."""
     name = Path(model).expanduser().resolve().name if Path(model).expanduser().exists() else model
     return Path(f"{name.rpartition('/')[2].partition('@')[0]}-{target}")
-
-
-def _named(layers: Sequence[LinearLayer]) -> dict[str, LinearLayer]:
-    return {layer.name: layer for layer in layers}
 
 
 def _size(shape: Sequence[int]) -> int:
@@ -174,6 +173,15 @@ def _check_format(parts: Anatomy, target: Target, format_name: str) -> None:
         )
 
 
+def _check_mix(parts: Anatomy, format_name: str, schemes: Mapping[str, Scheme]) -> None:
+    if format_name == "gptq" and parts.kind == "encoder" and len(set(schemes.values())) > 1:
+        raise UsageError(
+            "overrides: nothing loads an encoder in the gptq format with several schemes. transformers reads it "
+            "through optimum, which gives all layers one scheme; GPTQModel and vLLM read decoders only.",
+            hint="Use --format compressed-tensors, or one scheme for all layers.",
+        )
+
+
 _DECODERS_ONLY = ("kl.", "top1.", "perplexity", "latency.ttft", "latency.tpot")
 _ENCODERS_ONLY = ("cosine.", "latency.forward")
 
@@ -202,78 +210,3 @@ def _check_positions(recipe: Recipe, parts: Anatomy, checkpoint: Checkpoint) -> 
         answer = f" and {bench.new_tokens} new tokens" if parts.kind == "decoder" else ""
         sentence = f"a prompt of {bench.prompt}{answer} need {length} positions; the model has {positions}"
         raise recipe.error([(("bench", "prompt"), sentence)])
-
-
-def _matches(name: str, glob: str) -> bool:
-    """A glob matches the whole module name or its last parts ("q_proj", "mlp.*")."""
-    return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(name, f"*.{glob}")
-
-
-def _skipped(step: Quantize, parts: Anatomy) -> dict[str, str]:
-    """{layer name: reason} for the recipe's `skip`, on top of what is protected anyway."""
-    protected = {parts.module_name(tensor) if "." in tensor else tensor for tensor in parts.untouched}
-    reasons: dict[str, str] = {}
-    lost = []
-    for glob in step.skip:
-        names = [layer.name for layer in parts.layers if _matches(layer.name, glob)]
-        reasons.update({name: f"skip: {glob}" for name in names if name not in reasons})
-        if not names and not any(_matches(name, glob) for name in protected):
-            lost.append(glob)
-    if lost:
-        examples = ", ".join(dict.fromkeys(layer.name.rpartition(".")[2] for layer in parts.layers))
-        raise UsageError(
-            f"skip: no layer matches {', '.join(repr(glob) for glob in lost)}.",
-            hint=f"Globs match module names such as {parts.layers[0].name}, or their ends: {examples}.",
-        )
-    return reasons
-
-
-def _scheme(step: Quantize, target: Target, layers: Sequence[LinearLayer]) -> Scheme | None:
-    if target.bits is None:
-        return None
-    asked = target.default_group_size if step.group_size is None else step.group_size
-    group_size = _auto_group_size(layers) if asked == "auto" and target.grouped else asked
-    if group_size == "auto":
-        group_size = PER_CHANNEL
-    _check_group_size(group_size, layers)
-    return Scheme(target.bits, group_size, True, target.activation_bits)
-
-
-def _auto_group_size(layers: Sequence[LinearLayer]) -> int:
-    for size in AUTO_GROUP_SIZES:
-        if all(layer.width % size == 0 for layer in layers):
-            return size
-    smallest = AUTO_GROUP_SIZES[-1]
-    raise UsageError(
-        f"group size auto: none of {', '.join(map(str, AUTO_GROUP_SIZES))} divides the width of every layer. "
-        f"{smallest} fails for:\n" + _offenders([layer for layer in layers if layer.width % smallest]),
-        hint="Use --group-size -1 (one scale per output channel), another size, or leave these layers alone with skip.",
-    )
-
-
-def _check_group_size(size: int, layers: Sequence[LinearLayer]) -> None:
-    if size == PER_CHANNEL:
-        return
-    offenders = [layer for layer in layers if layer.width % size]
-    if offenders:
-        larger = any(layer.width < size for layer in offenders)
-        rule = "A group larger than a layer's width is an error too. " if larger else ""
-        fitting = [str(other) for other in AUTO_GROUP_SIZES if all(layer.width % other == 0 for layer in layers)]
-        sizes = f"--group-size {' or '.join(fitting)}, " if fitting else ""
-        raise UsageError(
-            f"group size {size} does not divide the input width of {len(offenders)} layers. {rule}They are:\n"
-            + _offenders(offenders),
-            hint=f"Use {sizes}--group-size -1 (one scale per output channel), or leave these layers alone with skip.",
-        )
-
-
-def _offenders(layers: Sequence[LinearLayer]) -> str:
-    return "\n".join(f"  {layer.name}: width {layer.width}" for layer in layers)
-
-
-def _planned(layer: LinearLayer, scheme: Scheme | None, skipped: Mapping[str, str], target: Target) -> PlannedLayer:
-    if scheme is None:
-        return PlannedLayer(layer, None, f"cast to {target.cast}")
-    if layer.name in skipped:
-        return PlannedLayer(layer, None, skipped[layer.name])
-    return PlannedLayer(layer, scheme)

@@ -10,11 +10,21 @@ harmful change of the other columns is, by eq. (2),
 and eq. (3) removes row and column i from H^-1. Both come out of one upper Cholesky factor U of H^-1 = U^T U: when
 column i is due, row i of U divided by U_ii is the row of the current H^-1 divided by its diagonal (algorithm 1).
 
-Two choices matter more than the sweep itself:
+What is done beyond algorithm 1 (`GptqSettings` switches each off; scripts/bench_engine.json says what each brings):
 - Columns are rounded in order of falling H_ii ("static activation order"): what sees the largest inputs is rounded
   while most other columns can still repair it. Groups stay those of the natural order and their scales are fixed
   before the sweep, so nothing has to be reordered at run time.
-- A group's scale is searched with its error weighted by H_ii (`grid.search_scale`).
+- A group's scale is searched with the error of a column weighted by what it costs once the columns after it have
+  repaired what they can, 1 / U_ii^2 (`grid.search_scale`).
+- The target of the sweep need not be W. With x the inputs in the quantized model, x~ those in the original one, and
+  r, r~ what the layer's output is added to, the weights that bring Q x + r closest to W x~ + r~ are
+
+      W* = W + (W D + R) (H + lambda I)^-1,     D = mean (x~ - x) x^T,   R = mean (r~ - r) x^T
+
+  (least squares), and the error of any Q is that of W* plus tr((Q - W*) H (Q - W*)^T): sweeping W* instead of W
+  corrects errors of earlier layers, where plain GPTQ only does not repeat them. (Asymmetric calibration: Li et al.,
+  "GPTAQ", arXiv 2504.02692, which corrects inside the sweep; here it is solved before it.)
+- Afterwards scales and codes are polished (`polish`).
 
 A Hessian that cannot be factored is not a reason to stop: damping is raised stepwise and recorded. A Hessian that
 is not finite is: something before this layer overflowed.
@@ -26,7 +36,9 @@ from dataclasses import dataclass
 
 import torch
 
-from compress.quantize.grid import search_scale
+from compress.quantize.grid import max_abs_scale, search_scale
+from compress.quantize.polish import local_search, refit_scales
+from compress.quantize.statistics import Statistics
 from compress.scheme import QuantizedWeight, Scheme
 
 SWEEP_COLUMNS = 128  # columns updated one by one before the rest of the matrix is updated at once
@@ -36,44 +48,165 @@ LEAST_RAISED_DAMPING = 1e-4
 
 
 @dataclass(frozen=True)
+class GptqSettings:
+    """Every idea beyond algorithm 1, so that each can be switched off.
+
+    Attributes:
+        damping: share of mean(diag H) added to the diagonal; raised stepwise while the factorization fails.
+        activation_order: round columns in order of falling H_ii instead of from left to right.
+        search_scales: search each group's scale; without it the largest weight decides.
+        asymmetric: correct the drift of the inputs from the original model's, and that of the residual.
+        asymmetric_damping: lambda of that correction, as a share of mean(diag H). It follows the sample's noise where
+            the sweep does not, so it needs much more.
+        refit_scales: solve for the scales again once the codes are chosen.
+        local_search: passes of coordinate descent over the codes.
+    """
+
+    damping: float = 0.01
+    activation_order: bool = True
+    search_scales: bool = True
+    asymmetric: bool = True
+    asymmetric_damping: float = 0.2
+    refit_scales: bool = True
+    local_search: int = 2
+
+
+@dataclass(frozen=True)
 class GptqResult:
     """Attributes:
+    weight: the codes and scales.
+    latent: float32 [out, in], W at the moment it was rounded, in units of the scale: what learning starts from.
+    target: float32 [out, in], W*, what the codes were fitted to.
     damping: share of mean(diag H) added to the diagonal in the end; None if no factorization succeeded and the
         weight was rounded to nearest instead.
-    dead_columns: inputs that were zero for every calibration token.
     """
 
     weight: QuantizedWeight
+    latent: torch.Tensor
+    target: torch.Tensor
     damping: float | None
-    dead_columns: int
 
 
-def gptq(W: torch.Tensor, H: torch.Tensor, scheme: Scheme, *, scale_dtype: torch.dtype, damping: float) -> GptqResult:
-    """Quantizes one weight.
+@dataclass(frozen=True)
+class Prepared:
+    """What all layers with a common input share.
 
-    Args:
-        W: float32 [out, in].
-        H: float32 [in, in], sum or mean over tokens of x x^T, finite.
-        damping: share of mean(diag H) added to the diagonal; raised stepwise while the factorization fails.
+    Attributes:
+        order: int64 [in], the columns in the order in which they are rounded.
+        U: float32 [in, in], upper factor of the inverse of the damped H[order][:, order]; None if no damping helped.
+        damping: the share that it took; None if none did.
+        dead: inputs that were zero for every calibration token.
+        L: float64 [in, in], lower Cholesky factor of H with the damping of the correction; None where nothing is to
+            be corrected.
     """
-    h = H.diagonal()
+
+    statistics: Statistics
+    order: torch.Tensor
+    U: torch.Tensor | None
+    L: torch.Tensor | None
+    damping: float | None
+    dead: int
+
+    @property
+    def importance(self) -> torch.Tensor:
+        """What a rounding error of each column costs in the end, float32 [in], 0 for dead inputs.
+
+        1 / U_ii^2 is the part of input i that the columns still to come cannot repair; H_ii would be its cost if
+        nothing were repaired.
+        """
+        h = self.statistics.H.diagonal()
+        if self.U is None:
+            return h
+        cost = torch.empty_like(h)
+        cost[self.order] = self.U.diagonal().pow(-2)
+        return cost.masked_fill_(h == 0, 0.0)
+
+
+def prepare(statistics: Statistics, settings: GptqSettings) -> Prepared:
+    """Factors the Hessian of finite statistics."""
+    h = statistics.H.diagonal()
     dead = h == 0
-    scale = search_scale(W, scheme, scale_dtype, h)  # [out, groups]
     order = torch.argsort(h, descending=True, stable=True)
-    factored = factor(H[order][:, order], dead[order], damping)
-    if factored is None:
-        nearest = (W / _columns(scale, W.shape[1])).round().clamp(*scheme.code_range).to(torch.int8)
-        return GptqResult(QuantizedWeight(nearest, scale, None, scheme), None, int(dead.sum()))
-    U, used = factored
-    codes = sweep(W[:, order].clone(), U, _columns(scale, W.shape[1])[:, order], scheme)
-    natural = torch.empty_like(codes)
-    natural[:, order] = codes
-    return GptqResult(QuantizedWeight(natural, scale, None, scheme), used, int(dead.sum()))
+    if not settings.activation_order:
+        order = torch.arange(len(h), device=h.device)
+    factored = factor(statistics.H[order][:, order], dead[order], settings.damping)
+    U, damping = factored if factored is not None else (None, None)
+    drifts = statistics.input_drift is not None or statistics.residual_drift is not None
+    L = None
+    if settings.asymmetric and drifts and damping is not None:
+        A = _damped(statistics.H, dead, max(damping, settings.asymmetric_damping))
+        L = torch.linalg.cholesky(A)
+    return Prepared(statistics, order, U, L, damping, int(dead.sum()))
+
+
+def gptq(
+    W: torch.Tensor, prepared: Prepared, scheme: Scheme, *, scale_dtype: torch.dtype, settings: GptqSettings
+) -> GptqResult:
+    """Quantizes one weight W, float32 [out, in]."""
+    h, order, U = prepared.importance, prepared.order, prepared.U
+    if U is None:
+        scale = _scales(W, h, scheme, scale_dtype, settings)
+        latent = W / _columns(scale, W.shape[1])
+        codes = latent.round().clamp(*scheme.code_range).to(torch.int8)
+        return GptqResult(QuantizedWeight(codes, scale, None, scheme), latent, W, None)
+    zero = _zero_groups(W, scheme)
+    if prepared.L is not None:
+        W = corrected(W, prepared.statistics, prepared.L).masked_fill_(zero, 0.0)
+    scale = _scales(W, h, scheme, scale_dtype, settings)
+    codes, latent = sweep(W[:, order], U, _columns(scale, W.shape[1])[:, order], scheme)
+    natural = torch.argsort(order)
+    weight = QuantizedWeight(codes[:, natural], scale, None, scheme)
+    weight = _polished(W, prepared, weight, settings)
+    weight = QuantizedWeight(weight.codes.masked_fill(zero, 0), weight.scale, None, scheme)
+    return GptqResult(weight, latent[:, natural], W, prepared.damping)
+
+
+def _scales(
+    W: torch.Tensor, h: torch.Tensor, scheme: Scheme, dtype: torch.dtype, settings: GptqSettings
+) -> torch.Tensor:
+    return search_scale(W, scheme, dtype, h) if settings.search_scales else max_abs_scale(W, scheme, dtype)
+
+
+def _zero_groups(W: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Where the groups of W are that hold nothing but zeros and are to stay so, bool [out, in]."""
+    groups = scheme.groups(W.shape[1])
+    zero = (W.reshape(W.shape[0], groups, -1) == 0).all(dim=-1)
+    return zero.repeat_interleave(W.shape[1] // groups, dim=1)
 
 
 def _columns(scale: torch.Tensor, width: int) -> torch.Tensor:
     """Scale of every column: [out, groups] -> float32 [out, in]."""
     return scale.float().repeat_interleave(width // scale.shape[1], dim=1)
+
+
+def corrected(W: torch.Tensor, statistics: Statistics, L: torch.Tensor) -> torch.Tensor:
+    """W* of the module's text, float32 [out, in]; L [in, in] with L L^T = H + lambda I."""
+    drift = torch.zeros_like(W)
+    if statistics.input_drift is not None:
+        drift += W @ statistics.input_drift
+    if statistics.residual_drift is not None:
+        drift += statistics.residual_drift
+    return W + torch.cholesky_solve(drift.T.to(L.dtype), L).T.to(W.dtype)
+
+
+def _polished(W: torch.Tensor, prepared: Prepared, weight: QuantizedWeight, settings: GptqSettings) -> QuantizedWeight:
+    """Scales, codes, scales again, on the Hessian as it was damped for the sweep, but never quite undamped."""
+    if not (settings.refit_scales or settings.local_search):
+        return weight
+    H = prepared.statistics.H.clone()
+    H.diagonal().add_(max(prepared.damping or 0.0, LEAST_RAISED_DAMPING) * _mean_alive(H))
+    if settings.refit_scales:
+        weight = refit_scales(W, H, weight)
+    weight = local_search(W, H, weight, prepared.order, settings.local_search)
+    if settings.refit_scales and settings.local_search:
+        weight = refit_scales(W, H, weight)
+    return weight
+
+
+def _mean_alive(H: torch.Tensor) -> float:
+    """Mean of the diagonal over the inputs that were not always zero; 1 where all were."""
+    alive = H.diagonal()[H.diagonal() != 0]
+    return float(alive.double().mean()) if alive.numel() else 1.0
 
 
 def factor(H: torch.Tensor, dead: torch.Tensor, damping: float) -> tuple[torch.Tensor, float] | None:
@@ -83,18 +216,20 @@ def factor(H: torch.Tensor, dead: torch.Tensor, damping: float) -> tuple[torch.T
     input has no row of its own in H; a one on its diagonal keeps it apart from all others. None if even the
     largest damping fails.
     """
-    base = H.double()
-    base.diagonal()[dead] = 1.0
-    alive = H.diagonal()[~dead]
-    mean = float(alive.double().mean()) if alive.numel() else 1.0
     for _ in range(DAMPING_STEPS):
-        damped = base.clone()
-        damped.diagonal().add_(damping * mean)
-        U = _inverse_factor(damped)
+        U = _inverse_factor(_damped(H, dead, damping))
         if U is not None:
             return U.float(), damping
         damping = max(damping * DAMPING_FACTOR, LEAST_RAISED_DAMPING)
     return None
+
+
+def _damped(H: torch.Tensor, dead: torch.Tensor, damping: float) -> torch.Tensor:
+    """H + damping mean(diag H) I in float64, with a one on the diagonal of dead inputs."""
+    A = H.to(torch.float64, copy=True)
+    A.diagonal()[dead] = 1.0
+    A.diagonal().add_(damping * _mean_alive(H))
+    return A
 
 
 def _inverse_factor(A: torch.Tensor) -> torch.Tensor | None:
@@ -103,44 +238,42 @@ def _inverse_factor(A: torch.Tensor) -> torch.Tensor | None:
     float64 alone would let a singular matrix of float32 sums pass on its rounding noise and give an inverse that
     is nothing but that noise; pivots below float32's resolution count as singular.
     """
-    L, failed = torch.linalg.cholesky_ex(A)
+    L, failed = torch.linalg.cholesky_ex(A.flip(0, 1))
     if int(failed) != 0:
         return None
-    pivots = L.diagonal().square()
+    pivots = L.diagonal().square().flip(0)
     if bool((pivots < torch.finfo(torch.float32).eps * A.diagonal()).any()):
         return None
-    inverse = torch.cholesky_inverse(L)
-    U, failed = torch.linalg.cholesky_ex(inverse, upper=True)
-    return U if int(failed) == 0 and bool(torch.isfinite(U).all()) else None
+    # with rows and columns reversed twice, A = R R^T for an upper R, so A^-1 = U^T U for U = R^-1
+    U = torch.linalg.solve_triangular(L.flip(0, 1), torch.eye(len(A), dtype=A.dtype, device=A.device), upper=True)
+    return U if bool(torch.isfinite(U).all()) else None
 
 
-def sweep(W: torch.Tensor, U: torch.Tensor, s: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+def sweep(W: torch.Tensor, U: torch.Tensor, s: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
     """Algorithm 1 with fixed scales: rounds the columns of W from left to right.
 
     Args:
-        W: float32 [out, in], overwritten.
+        W: float32 [out, in].
         U: float32 [in, in], upper factor of the inverse Hessian.
         s: float32 [out, in], scale of each column.
 
     Returns:
-        codes int8 [out, in].
+        codes int8 [out, in], and what was rounded, float32 [out, in], in units of the scale.
     """
     low, high = scheme.code_range
-    out, width = W.shape
-    codes = torch.empty(out, width, dtype=torch.int8, device=W.device)
-    for start in range(0, width, SWEEP_COLUMNS):
-        end = min(start + SWEEP_COLUMNS, width)
-        block = W[:, start:end].T.contiguous()  # [columns, out]: one column is one contiguous row
-        scales = s[:, start:end].T.contiguous()
-        errors = torch.empty_like(block)
-        chosen = torch.empty_like(block)
-        Ublock = U[start:end, start:end]
-        for i in range(end - start):
-            q = (block[i] / scales[i]).round_().clamp_(low, high)
-            chosen[i] = q
-            errors[i] = (block[i] - q * scales[i]) / Ublock[i, i]
-            if i + 1 < end - start:
-                block[i + 1 :].addr_(Ublock[i, i + 1 :], errors[i], alpha=-1)
-        codes[:, start:end] = chosen.T.to(torch.int8)
-        W[:, end:].addmm_(errors.T, U[start:end, end:], alpha=-1)
-    return codes
+    rest = W.T.contiguous()  # [in, out]: one column is one contiguous row
+    scales = s.T.contiguous()
+    codes = torch.empty(W.shape[1], W.shape[0], dtype=torch.int8, device=W.device)
+    latent = torch.empty_like(rest)
+    for start in range(0, W.shape[1], SWEEP_COLUMNS):
+        end = min(start + SWEEP_COLUMNS, W.shape[1])
+        errors = torch.empty_like(rest[start:end])
+        block = U[start:end, start:end]
+        for i in range(start, end):
+            latent[i] = rest[i] / scales[i]
+            q = latent[i].round().clamp_(low, high)
+            codes[i] = q.to(torch.int8)
+            errors[i - start] = (rest[i] - q * scales[i]) / U[i, i]
+            rest[i + 1 : end].addr_(block[i - start, i + 1 - start :], errors[i - start], alpha=-1)
+        rest[end:].addmm_(U[start:end, end:].T, errors, alpha=-1)
+    return codes.T.contiguous(), latent.T.contiguous()

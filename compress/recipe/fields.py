@@ -6,17 +6,26 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, Strict, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from compress.errors import UsageError
 from compress.recipe.gates import Gate, parse_gate
-from compress.recipe.units import MAX_COUNT, MAX_SECONDS, parse_count, parse_seconds, parse_size, write_size
+from compress.recipe.units import (
+    MAX_COUNT,
+    MAX_SECONDS,
+    parse_count,
+    parse_seconds,
+    parse_share,
+    parse_size,
+    write_size,
+)
 from compress.recipe.words import did_you_mean, one_of, quotes_hint, shown
 from compress.scheme import AUTO_GROUP_SIZES, PER_CHANNEL, TARGETS
 
 RULE = "rule"
 """Type of the pydantic errors whose message is already the sentence for the user."""
 
+QUANTIZED = tuple(name for name, target in TARGETS.items() if target.bits)
 FORMATS = tuple(dict.fromkeys(name for target in TARGETS.values() for name in target.formats))
 
 T = TypeVar("T")
@@ -25,6 +34,11 @@ T = TypeVar("T")
 def rule(sentence: str) -> PydanticCustomError:
     """A broken rule, in the form that pydantic collects."""
     return PydanticCustomError(RULE, "{sentence}", {"sentence": sentence})
+
+
+def located(error: PydanticCustomError, path: tuple[str | int, ...], value: Any) -> InitErrorDetails:
+    """A broken rule at `path` inside the value that a validator is called for."""
+    return InitErrorDetails(type=error, loc=path, input=value)
 
 
 def _choice(allowed: Iterable[object]) -> BeforeValidator:
@@ -68,6 +82,10 @@ def _positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value <= MAX_SECONDS
 
 
+def _share(value: Any) -> bool:
+    return (type(value) is float and 0 <= value <= 1) or (type(value) is int and value == 0)
+
+
 def _check_group_size(value: Any) -> Any:
     if value is None or value == "auto" or (type(value) is int and (1 <= value <= MAX_COUNT or value == PER_CHANNEL)):
         return value
@@ -96,11 +114,13 @@ ReportFormat = Literal["json", "md"]
 
 Text = Annotated[str, Field(pattern=r"\S")]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Whole = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Several = Annotated[int, Field(ge=2, le=MAX_COUNT)]
 Texts = Annotated[tuple[Text, ...], Strict(False)]
 
 VersionNumber = Annotated[Literal[1], _choice([1])]
 TargetName = Annotated[str, _choice(TARGETS), Field(json_schema_extra={"enum": list(TARGETS)})]
+QuantizedName = Annotated[str, _choice(QUANTIZED), Field(json_schema_extra={"enum": list(QUANTIZED)})]
 FormatName = Annotated[str, _choice(FORMATS), Field(json_schema_extra={"enum": list(FORMATS)})]
 AlgorithmName = Annotated[Algorithm, _choice(get_args(Algorithm))]
 EngineName = Annotated[Engine, _choice(get_args(Engine))]
@@ -116,6 +136,18 @@ Size = Annotated[
     _text_in(parse_size, "a size with its unit such as 5GB", numbers=_never),
     PlainSerializer(write_size),
     WithJsonSchema({"type": "string", "pattern": r"^\s*[0-9.]+\s*(B|kB|MB|GB)\s*$"}),
+]
+Share = Annotated[
+    float,
+    _text_in(parse_share, "a share such as 5% or 0.05", numbers=_share),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": 1},
+                {"type": "string", "pattern": r"^\s*[0-9.]+\s*%?\s*$"},
+            ]
+        }
+    ),
 ]
 Count = Annotated[
     int,

@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PrivateAttr,
     Strict,
@@ -25,28 +23,24 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from compress.errors import UsageError
 from compress.recipe.fields import (
-    AlgorithmName,
     Count,
     EngineName,
-    FormatName,
     Gates,
-    GroupSize,
     Positive,
     Reports,
     Seconds,
     Several,
-    Size,
-    TargetName,
     Text,
-    Texts,
     VersionNumber,
+    located,
     read_gate,
     rule,
 )
 from compress.recipe.gates import Gate
 from compress.recipe.origin import Fault, Origin
+from compress.recipe.quantize import Quantize
+from compress.recipe.section import Section
 from compress.recipe.words import shown
-from compress.scheme import PER_CHANNEL, TARGETS, Target
 
 MEASURED_BY: Mapping[str, Literal["evaluate", "bench"] | None] = {
     "kl": "evaluate",
@@ -60,15 +54,6 @@ MEASURED_BY: Mapping[str, Literal["evaluate", "bench"] | None] = {
     "parameters": None,
 }
 """Family of a metric (its id up to the first dot) -> the section that measures it; None: it always is."""
-DEFAULT_DAMPING = 0.01
-
-
-class Section(BaseModel):
-    """A map of a recipe: frozen, without unknown keys, without conversions between types."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class Calibration(Section):
@@ -83,76 +68,6 @@ class Calibration(Section):
     """Tokens in each window."""
     batch_size: Positive = 1
     """Windows on the device together; each is computed alone, so it never changes the result."""
-
-
-class Quantize(Section):
-    """Store the weights of the linear layers in fewer bits."""
-
-    target: TargetName
-    """What the weights become."""
-    algorithm: AlgorithmName | None = None
-    """How codes are chosen: gptq or rtn (round to nearest). Null: the target's own."""
-    format: FormatName | None = None
-    """How the checkpoint is written. Null: the target's first."""
-    group_size: GroupSize = None
-    """Input columns that share a scale; -1 is one scale per output channel; auto is the largest of 128, 64
-    and 32 that divides the width of every layer. Null: the target's own."""
-    skip: Texts = ()
-    """Globs of layer names that stay unquantized, besides embeddings, tied heads, norms and routers."""
-    damping: float = Field(default=DEFAULT_DAMPING, ge=0, lt=1)
-    """Share of the mean Hessian diagonal that gptq adds to it."""
-    max_shard_size: Size = Field(default=5 * 10**9, json_schema_extra={"default": "5GB"})
-    """Largest weight file, with its unit (MB = 10^6 bytes)."""
-
-    @field_validator("algorithm")
-    @classmethod
-    def _no_algorithm_for_casts(cls, algorithm: str | None, info: ValidationInfo) -> str | None:
-        target = _target(info)
-        if algorithm and target and target.cast:
-            raise rule(f"target {target.name} is a cast and uses no algorithm: leave this out")
-        return algorithm
-
-    @field_validator("format")
-    @classmethod
-    def _format_of_target(cls, name: str | None, info: ValidationInfo) -> str | None:
-        target = _target(info)
-        if name and target and name not in target.formats:
-            table = "; ".join(f"{row.name}: {', '.join(row.formats)}" for row in TARGETS.values())
-            raise rule(f"target {target.name} cannot be written as {name}. Formats by target: {table}")
-        return name
-
-    @field_validator("group_size")
-    @classmethod
-    def _groups_of_target(cls, size: str | int | None, info: ValidationInfo) -> str | int | None:
-        target = _target(info)
-        if target and not target.grouped and size not in (None, "auto", PER_CHANNEL):
-            why = "is a cast and has no scales" if target.cast else "has one scale per output channel"
-            grouped = ", ".join(row.name for row in TARGETS.values() if row.grouped)
-            raise rule(f"target {target.name} {why}: leave this out. Targets with groups: {grouped}")
-        return size
-
-    @field_validator("skip")
-    @classmethod
-    def _no_skip_for_casts(cls, globs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        target = _target(info)
-        if globs and target and target.cast:
-            raise rule(f"target {target.name} is a cast of every tensor and skips none: leave this out")
-        return globs
-
-    @field_validator("damping")
-    @classmethod
-    def _damping_of_gptq(cls, damping: float, info: ValidationInfo) -> float:
-        target = _target(info)
-        algorithm = info.data.get("algorithm") or (target.default_algorithm if target else None)
-        if target and "algorithm" in info.data and algorithm != "gptq" and damping != DEFAULT_DAMPING:
-            how = f"algorithm {algorithm}" if algorithm else "a cast"
-            raise rule(f"only algorithm gptq uses damping, and target {target.name} here is {how}: leave this out")
-        return damping
-
-
-def _target(info: ValidationInfo) -> Target | None:
-    """The target that the same step names, if it is a valid one."""
-    return TARGETS.get(info.data.get("target", ""))
 
 
 class Step(Section):
@@ -243,7 +158,7 @@ class Recipe(Section):
         items = value if isinstance(value, list | tuple) else ()
         quantize = [index for index, item in enumerate(items) if isinstance(item, Step | dict) and _quantizes(item)]
         again = rule("is a second quantize step; a recipe of this version has exactly one")
-        surplus = [_located(again, index, items[index]) for index in quantize[1:]]
+        surplus = [located(again, (index,), items[index]) for index in quantize[1:]]
         try:
             steps: tuple[Step, ...] = handler(value)
         except ValidationError as error:
@@ -268,7 +183,7 @@ class Recipe(Section):
             try:
                 gates.append(_measured(read_gate(item), off))
             except PydanticCustomError as error:
-                faults.append(_located(error, index, item))
+                faults.append(located(error, (index,), item))
         if faults:
             raise ValidationError.from_exception_data(cls.__name__, faults)
         return tuple(gates)
@@ -294,10 +209,6 @@ def _measured(gate: Gate, off: set[str]) -> Gate:
             f"turn it on (`{section}: {{}}` in a recipe) or remove the gate"
         )
     return gate
-
-
-def _located(error: PydanticCustomError, index: int, value: Any) -> InitErrorDetails:
-    return InitErrorDetails(type=error, loc=(index,), input=value)
 
 
 def _again(details: Any) -> InitErrorDetails:

@@ -12,7 +12,8 @@ from pydantic_core import ErrorDetails
 
 from compress.recipe.fields import RULE
 from compress.recipe.origin import Fault, Path, dotted
-from compress.recipe.schema import Recipe, Section, Step
+from compress.recipe.schema import Recipe, Step
+from compress.recipe.section import Section
 from compress.recipe.words import nearest, one_of, quotes_hint, shown
 
 
@@ -72,8 +73,8 @@ def _rule(kind: str, path: Path) -> str | None:
         return f"a map with the keys {keys}{', or null' if optional else ''}"
     if kind in ("tuple_type", "list_type"):
         return "a list"
-    if kind == "string_type":
-        return "text"
+    if kind in ("string_type", "bool_type"):
+        return "text" if kind == "string_type" else "true or false"
     whole = kind.startswith("int_") or _field_at(path).annotation is int
     number = "a whole number" if whole else "a number"
     if kind in ("int_type", "int_from_float", "int_parsing_size", "float_type"):

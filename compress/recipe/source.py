@@ -12,6 +12,7 @@ from compress.errors import Problem, RecipeError, UsageError
 from compress.recipe.document import Document, NotYamlError, position_at, read_document, scalar
 from compress.recipe.origin import Fault, Origin, in_order
 from compress.recipe.origin import Path as KeyPath
+from compress.recipe.quantize import Gptq
 from compress.recipe.schema import Recipe
 from compress.recipe.sentences import describe
 from compress.recipe.words import shown
@@ -31,7 +32,11 @@ OPTIONS: Mapping[str, KeyPath] = {
     "--format": (*_QUANTIZE, "format"),
     "--group-size": (*_QUANTIZE, "group_size"),
     "--skip": (*_QUANTIZE, "skip"),
+    "--override": (*_QUANTIZE, "overrides"),
     "--damping": (*_QUANTIZE, "damping"),
+    "--gptq": (*_QUANTIZE, "gptq"),
+    "--max-fallback": (*_QUANTIZE, "max_fallback"),
+    "--refine": (*_QUANTIZE, "refine"),
     "--max-shard-size": (*_QUANTIZE, "max_shard_size"),
     "--calibration": ("calibration", "source"),
     "--samples": ("calibration", "samples"),
@@ -51,6 +56,9 @@ OPTIONS: Mapping[str, KeyPath] = {
     "--report": ("report",),
 }
 """The options that `recipe_from_options` knows, and the value of a recipe that each one sets."""
+
+_GPTQ_NAMES: Mapping[KeyPath, str] = {(*OPTIONS["--gptq"], name): f"--gptq {name}" for name in Gptq.model_fields}
+"""How `--gptq NAME=VALUE` is named where a value is wrong."""
 
 _SWITCHES = ("--evaluate", "--bench")
 _TEXT = ("MODEL", "--output", "--calibration", "--evaluation")
@@ -85,7 +93,7 @@ def recipe_from_options(options: Mapping[str, Any]) -> Recipe:
         KeyError: a name that OPTIONS lacks.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    origin = Origin(options={path: name for name, path in OPTIONS.items()})
+    origin = Origin(options={path: name for name, path in OPTIONS.items()} | dict(_GPTQ_NAMES))
     switches = {OPTIONS[name][0]: given.pop(name) for name in _SWITCHES if name in given}
     tree: dict[Any, Any] = {"version": 1} | {section: {} for section, on in switches.items() if on}
     off = {section for section, on in switches.items() if not on}
@@ -94,6 +102,10 @@ def recipe_from_options(options: Mapping[str, Any]) -> Recipe:
         path = OPTIONS[name]
         if path[0] in off:
             faults.append((path, f"has no effect together with --no-{path[0]}: leave one of them out"))
+        elif name == "--override" and isinstance(value, list):
+            _put(tree, path, _overrides(value, path, faults))
+        elif name == "--gptq" and isinstance(value, list):
+            _put(tree, path, _named_values(value, path, faults))
         else:
             _put(tree, path, scalar(value) if isinstance(value, str) and name not in _TEXT else value)
     try:
@@ -159,6 +171,34 @@ def _put(tree: dict[Any, Any], path: KeyPath, value: Any) -> None:
     for part in path[:-1]:
         tree = tree.setdefault(part, {})
     tree[path[-1]] = value
+
+
+def _overrides(texts: list[Any], path: KeyPath, faults: list[Fault]) -> list[dict[str, Any]]:
+    """`GLOB=TARGET[:GROUP_SIZE]` as maps of a recipe; what has another form is added to `faults`."""
+    maps = []
+    for index, text in enumerate(texts):
+        glob, equals, what = str(text).rpartition("=")
+        target, colon, size = what.partition(":")
+        if not (glob.strip() and equals and target) or (colon and not size):
+            form = "GLOB=TARGET or GLOB=TARGET:GROUP_SIZE, such as '*.down_proj=int8-weight'"
+            faults.append(((*path, index), f"must be {form}, not {shown(text)}"))
+        else:
+            maps.append({"layers": glob, "target": target} | ({"group_size": scalar(size)} if colon else {}))
+    return maps
+
+
+def _named_values(texts: list[Any], path: KeyPath, faults: list[Fault]) -> dict[str, Any]:
+    """`NAME=VALUE` as a map of a recipe; what has another form, or comes twice, is added to `faults`."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in str(text).partition("="))
+        if not (name and equals and value):
+            faults.append((path, f"must be NAME=VALUE, such as asymmetric=false, not {shown(text)}"))
+        elif name in found:
+            faults.append((path, f"gives {name} twice"))
+        else:
+            found[name] = scalar(value)
+    return found
 
 
 def _lists(tree: dict[Any, Any]) -> dict[Any, Any]:

@@ -29,6 +29,7 @@ MAX_COUNT = 2**31 - 1
 MAX_SECONDS = float(MAX_COUNT)
 """68 years."""
 
+SHARE: Mapping[str, Decimal] = {"": Decimal(1), "%": Decimal("0.01")}
 COUNT: Mapping[str, Decimal] = {"": Decimal(1), "k": Decimal(10**3), "M": Decimal(10**6)}
 
 UNITS_OF: Mapping[Unit, Mapping[str, Decimal]] = {
@@ -97,6 +98,16 @@ def parse_count(text: str) -> int:
     if count < 1 or count != int(count):
         raise UsageError(f"`{text.strip()}` is not a positive whole number")
     return int(count)
+
+
+def parse_share(text: str) -> float:
+    """The share from 0 to 1 in "5%" or "0.05". Raises UsageError, also for a whole number, which could be either."""
+    share = parse_quantity(text, SHARE)
+    if not text.strip().endswith("%") and "." not in text and share:
+        raise UsageError(f"`{text.strip()}` is no share: write {text.strip()}%, or a number with a point such as 0.05")
+    if not 0 <= share <= 1:
+        raise UsageError(f"`{text.strip()}` is not a share from 0% to 100%")
+    return float(share)
 
 
 def write_size(size: int) -> str:

@@ -140,6 +140,7 @@ def step_part(step: StepRecord) -> StepPart:
             calibration_tokens=tokens if isinstance(tokens, int) else None,
         ),
         notes=step.notes,
+        replaced=dict(step.replaced),
         layers=tuple(layer_part(layer) for layer in step.layers),
     )
 
@@ -149,6 +150,7 @@ def layer_part(layer: LayerRecord) -> LayerPart:
     lost = [name for name in ("damping", "error_before", "error_after") if fields[name] != finite(fields[name])]
     for name in lost:
         fields[name] = None
+    fields["smoothing"] = plain(layer.smoothing)
     fields["notes"] = (*layer.notes, *(f"{name} was not a finite number" for name in lost))
     return LayerPart(**fields)
 

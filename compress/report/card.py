@@ -14,7 +14,7 @@ from typing import Any
 from compress.report.loading import VLLM_INSTALL, Kind, loading
 from compress.report.markdown import cell, prose
 from compress.report.schema import MeasurementPart, Report
-from compress.report.views import QUALITY_LABELS, find, is_floor, left_alone, measured
+from compress.report.views import QUALITY_LABELS, by_scheme, find, is_floor, left_alone, measured
 
 CARRIED_KEYS = ("license", "license_name", "license_link", "language", "library_name", "pipeline_tag")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -44,7 +44,7 @@ def model_card(
         f"# {name}",
         made_how(report, base, target, format_name),
         "## Load it",
-        load_section(format_name, kind, name, fusable=fusable),
+        load_section(format_name, kind, name, fusable=fusable, mixed=bool(by_scheme(report))),
         *measured_section(report),
         "## Limits",
         limits(report, source_card),
@@ -100,13 +100,16 @@ def made_how(report: Report, base: str, target: str, format_name: str) -> str:
     schemes = sorted({layer.scheme for step in report.steps for layer in step.layers if layer.scheme})
     algorithms = sorted({layer.algorithm for step in report.steps for layer in step.layers if layer.algorithm})
     text = " ".join(lines)
+    mix = by_scheme(report)
+    if mix:
+        schemes = [f"{group.scheme} ({', '.join(f'`{name}`' for name in group.names)})" for group in mix]
     if schemes:
         text += f" Weights: {', '.join(schemes)}" + (f", chosen by {', '.join(algorithms)}." if algorithms else ".")
     return text + " Recipe, versions and every layer's record are in `compress.json`."
 
 
-def load_section(format_name: str, kind: Kind, name: str, *, fusable: bool) -> str:
-    how = loading(format_name, kind, name)
+def load_section(format_name: str, kind: Kind, name: str, *, fusable: bool, mixed: bool) -> str:
+    how = loading(format_name, kind, name, mixed=mixed)
     parts = [f"```bash\n{how.install}\n```", "```python\n" + "\n".join(how.transformers) + "\n```"]
     if how.vllm and fusable:
         parts += ["Or serve it with vLLM:", f"```bash\n{VLLM_INSTALL}\n{how.vllm}\n```"]

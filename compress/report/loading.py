@@ -28,8 +28,10 @@ class Loading:
     vllm: str | None
 
 
-def loading(format_name: str, kind: Kind, folder: str) -> Loading:
-    """The lines for `folder`, a path or a hub id."""
+def loading(format_name: str, kind: Kind, folder: str, *, mixed: bool = False) -> Loading:
+    """The lines for `folder`, a path or a hub id; `mixed`: its layers have several schemes."""
+    if format_name == "gptq" and mixed:
+        return _mixed_gptq(folder)
     auto = "AutoModelForCausalLM" if kind == "decoder" else "AutoModel"
     return Loading(
         install=INSTALL[format_name],
@@ -40,4 +42,19 @@ def loading(format_name: str, kind: Kind, folder: str) -> Loading:
             f'tokenizer = AutoTokenizer.from_pretrained("{folder}")',
         ),
         vllm=f"vllm serve {folder}" if kind == "decoder" else None,
+    )
+
+
+def _mixed_gptq(folder: str) -> Loading:
+    """transformers reads gptq through optimum, which gives all layers one scheme; GPTQModel itself knows the rules."""
+    return Loading(
+        install="pip install transformers gptqmodel",
+        transformers=(
+            "from gptqmodel import GPTQModel",
+            "from transformers import AutoTokenizer",
+            "",
+            f'model = GPTQModel.load("{folder}")',
+            f'tokenizer = AutoTokenizer.from_pretrained("{folder}")',
+        ),
+        vllm=f"vllm serve {folder}",
     )

@@ -9,6 +9,7 @@ from typing import Any
 from compress.report.digits import quantity, significant
 from compress.report.schema import LayerPart, MeasurementPart, Report
 from compress.report.views import (
+    by_scheme,
     condition,
     gate_rows,
     layers,
@@ -66,6 +67,7 @@ def context(report: Report) -> dict[str, Any]:
         "layers": [layer_cells(layer) for layer in layers(report) if layer.skipped is None],
         "worst": [layer_cells(layer) for layer in worst_layers(report)],
         "layer_headers": LAYER_HEADERS,
+        "mix": by_scheme(report),
         "alone": left_alone(report),
         "proof": proof_rows(report.proof or {}),
         "origin": origin(report),

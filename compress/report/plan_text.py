@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from compress.plan.estimate import Estimate
-from compress.plan.planning import Plan, PlannedLayer
+from compress.plan.layers import PlannedLayer
+from compress.plan.planning import Plan
 
 
 def plan_data(plan: Plan, guess: Estimate) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def _header_bytes(plan: Plan) -> int:
 def plan_text(plan: Plan, guess: Estimate) -> RenderableType:
     """Headline, one row per layer (neighbouring blocks that are alike share one), what is left alone, bytes, time."""
     quantized = len(plan.quantized)
-    what = f"{plan.target.name} as {plan.format_name}" + (f", {plan.algorithm}" if plan.algorithm else "")
+    targets = dict.fromkeys(layer.target for layer in plan.quantized if layer.target) or {plan.target.name: None}
+    what = f"{' + '.join(targets)} as {plan.format_name}" + (f", {plan.algorithm}" if plan.algorithm else "")
     return Group(
         Text(f"{plan.checkpoint.source} -> {plan.output}", style="bold"),
         Text(f"{what}: {quantized} of {len(plan.layers)} linear layers of {plan.anatomy.depth} blocks"),

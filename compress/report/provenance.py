@@ -71,5 +71,6 @@ def _step(step: StepRecord) -> dict[str, Any]:
         "layers_skipped": step.layers_skipped,
         "layers_fallback": step.layers_fallback,
         "notes": list(step.notes),
+        "replaced": plain(step.replaced),
         "layers": plain(layers),
     }

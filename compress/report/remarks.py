@@ -14,6 +14,8 @@ TIMES = {
     "latency.tpot.ratio": "each further token",
     "latency.forward.ratio": "a forward pass",
 }
+LISTED = 8
+"""Layers that a remark names."""
 FIDELITY = ("kl.mean", "perplexity", "perplexity.ratio", "cosine.mean")
 WHY_NOT_FASTER = {
     "compressed-tensors": "stock transformers expands these weights to dense matrices before it multiplies; "
@@ -94,8 +96,9 @@ def memory_remarks(measurements: Sequence[MeasurementPart]) -> list[str]:
 
 def fallback_remarks(steps: Sequence[StepRecord]) -> list[str]:
     return [
-        f"{step.layers_fallback} layers were quantized by another algorithm than {step.settings['algorithm']}; "
-        "the layer table says which"
+        f"{step.layers_fallback} layers were quantized by another algorithm than {step.settings['algorithm']}: "
+        + ", ".join(layer.name for layer in step.fallback[:LISTED])
+        + (f" and {step.layers_fallback - LISTED} more" if step.layers_fallback > LISTED else "")
         for step in steps
         if step.layers_fallback and step.settings.get("algorithm")
     ]

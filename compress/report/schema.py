@@ -105,6 +105,7 @@ class LayerPart(Part):
     skipped: str | None = None
     notes: tuple[str, ...] = ()
     sha256: str | None = None
+    smoothing: dict[str, Any] | None = None
 
 
 class Totals(Part):
@@ -115,11 +116,14 @@ class Totals(Part):
 
 
 class StepPart(Part):
+    """One step; see `compress.records.StepRecord`."""
+
     kind: str
     settings: dict[str, Any]
     calibration: dict[str, Any]
     totals: Totals
     notes: tuple[str, ...] = ()
+    replaced: dict[str, str] = {}
     layers: tuple[LayerPart, ...] = ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -17,8 +17,8 @@ from rich.text import Text
 from compress.report.digits import significant
 from compress.report.schema import Report
 from compress.report.views import (
-    LeftAlone,
     SpeedTable,
+    by_scheme,
     gate_rows,
     layers,
     left_alone,
@@ -145,18 +145,22 @@ def layer_parts(report: Report) -> list[RenderableType]:
         if totals.calibration_tokens is not None:
             line += f", {totals.calibration_tokens:,} calibration tokens"
         parts.append(Text(line))
+    mix = by_scheme(report)
+    if mix:
+        parts += [Text(" "), bullets(group_line(group.count, group.scheme, group.names) for group in mix)]
     alone = left_alone(report)
     if alone:
-        parts += [Text(" "), Text("left alone:"), bullets(left_alone_line(group) for group in alone)]
+        parts += [Text(" "), Text("left alone:")]
+        parts.append(bullets(group_line(group.count, group.reason, group.names) for group in alone))
     worst = worst_layers(report)
     if worst:
         parts += [Text(" "), Text("largest relative output error (rtn: that of plain rounding):"), worst_table(report)]
     return parts
 
 
-def left_alone_line(group: LeftAlone) -> str:
-    shown = ", ".join(group.names[:4]) + (f" and {len(group.names) - 4} more" if len(group.names) > 4 else "")
-    return f"{group.count} x {group.reason}: {shown}"
+def group_line(count: int, what: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"{count} x {what}: {shown}"
 
 
 def worst_table(report: Report) -> Table:

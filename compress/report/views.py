@@ -88,6 +88,15 @@ class LeftAlone:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class SchemeGroup:
+    """Layers that became the same; `names` has `*` for block numbers."""
+
+    scheme: str
+    count: int
+    names: tuple[str, ...]
+
+
 def gate_rows(report: Report) -> tuple[GateRow, ...]:
     """One row for each gate, in the order asked."""
     return tuple(
@@ -246,6 +255,16 @@ def left_alone(report: Report) -> tuple[LeftAlone, ...]:
             groups[layer.skipped].append(layer.name)
     found = [LeftAlone(reason, len(names), tuple(Counter(map(pattern, names)))) for reason, names in groups.items()]
     return tuple(sorted(found, key=lambda group: (-group.count, group.reason)))
+
+
+def by_scheme(report: Report) -> tuple[SchemeGroup, ...]:
+    """The quantized layers by what they became, the largest group first; nothing where all became the same."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for layer in layers(report):
+        if layer.scheme is not None:
+            groups[layer.scheme].append(layer.name)
+    found = [SchemeGroup(scheme, len(names), tuple(Counter(map(pattern, names)))) for scheme, names in groups.items()]
+    return tuple(sorted(found, key=lambda group: (-group.count, group.scheme))) if len(found) > 1 else ()
 
 
 def pattern(name: str) -> str:

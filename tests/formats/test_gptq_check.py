@@ -172,7 +172,7 @@ SKIPS = {
     "a part of a fused group": (tiny.tiny_llama, skip("q_proj", "up_proj")),
     "a whole fused group": (tiny.tiny_llama, skip("q_proj", "k_proj", "v_proj")),
     "a block": (tiny.tiny_llama, lambda layer: None if layer.block == 0 else W4),
-    "two schemes": (tiny.tiny_qwen2, lambda layer: W8A16 if layer.name.endswith(("q_proj", "fc2")) else W4),
+    "two schemes": (tiny.tiny_qwen2, lambda layer: W8A16 if layer.fused.endswith("qkv") else W4),
     "opt": (tiny.tiny_opt, skip("fc1", "k_proj")),
     "gpt2": (tiny.tiny_gpt2, skip("attn.c_proj")),
     "a name that ends with another's": (tiny.tiny_bert, skip("attention.output.dense")),

@@ -12,7 +12,7 @@ from written import W4, W8A8, W8A16, measure, write
 
 from compress.errors import BrokenResultError
 from compress.formats import proof_worker
-from compress.formats.proof import prove
+from compress.formats.proof import prove, stored_sha256
 from compress.formats.read import Reader
 from compress.model.load import build_model
 
@@ -35,6 +35,7 @@ def job(written, logits, loader):
         "loader": loader,
         "trust_remote_code": False,
         "source": str(written.source.folder),
+        "replaced_sha256": {},
         "threads": torch.get_num_threads(),
     }
 
@@ -266,3 +267,35 @@ def test_inputs_are_not_rounded_while_the_cache_is_checked(tmp_path):
         assert not torch.equal(model(ids).logits, dense(ids).logits)
         assert proof_worker.check_cache(model, ids[0], span=1.0).passed
         assert torch.equal(model(ids).logits, dense(ids).logits)
+
+
+REPLACED = "model.layers.0.input_layernorm.weight"
+
+
+def replaced_job(tmp_path, declared):
+    """A folder with one norm replaced, and a job that declares `declared` of the new tensor as replaced."""
+    source = tiny.tiny_llama(tmp_path / "source", dtype=torch.bfloat16)
+    new = torch.linspace(1, 2, 64).bfloat16()
+    written = write(source, tmp_path / "out", "compressed-tensors", W8A8, replaced={REPLACED: new})
+    logits = measure(written, tmp_path / "logits.safetensors")
+    return job(written, logits, "stock") | {"replaced_sha256": declared(stored_sha256(new))}
+
+
+def test_a_replaced_tensor_is_compared_with_what_was_planned(tmp_path):
+    record = proof_worker.run(replaced_job(tmp_path, lambda sha256: {REPLACED: sha256}))
+    assert failures(record) == set()
+    assert "1 what replaced them" in next(check.detail for check in record.checks if check.name == "original")
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        lambda _sha256: {},
+        lambda sha256: {REPLACED: sha256[::-1]},
+        lambda sha256: {REPLACED: sha256, "model.layers.0.mlp.up_proj.weight": sha256},
+        lambda sha256: {REPLACED: sha256, "model.norm.bias": sha256},
+    ],
+    ids=["not declared", "other bytes", "a quantized layer", "no such tensor"],
+)
+def test_tensors_that_changed_otherwise_than_planned_are_found(tmp_path, declared):
+    assert "original" in failures(proof_worker.run(replaced_job(tmp_path, declared)))

@@ -141,3 +141,38 @@ def test_views_of_one_memory_are_written_as_separate_tensors(tmp_path):
     write_shard(tmp_path, Shard("model.safetensors", tuple(stored)), tensors)
     found = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.mark.parametrize("shard", [10**9, 20_000])
+def test_a_replaced_tensor_is_written_instead_of_the_sources(tmp_path, shard):
+    source = tiny.tiny_llama(tmp_path / "source", dtype=torch.bfloat16)
+    new = torch.linspace(1, 2, 64).bfloat16()
+    write(source, tmp_path / "out", "compressed-tensors", W8A8, replaced={NORM: new}, max_shard_size=shard)
+    before = load_file(source / "model.safetensors")
+    after = {
+        name: tensor for path in (tmp_path / "out").glob("*.safetensors") for name, tensor in load_file(path).items()
+    }
+    assert torch.equal(after[NORM], new)
+    others = [name for name in before.keys() & after.keys() - {NORM} if not name.endswith("proj.weight")]
+    assert others
+    assert all(torch.equal(after[name], before[name]) for name in others)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "reason"),
+    [
+        (NORM, torch.ones(63).bfloat16(), r"\[63\] instead of BF16 \[64\]"),
+        (NORM, torch.ones(64), "float32"),
+        (NORM, torch.full((64,), float("nan")).bfloat16(), "not finite"),
+        ("model.norm.bias", torch.ones(64).bfloat16(), "no such tensor"),
+        (f"{LAYER}.weight", torch.ones(128, 64).bfloat16(), "is quantized"),
+    ],
+)
+def test_a_replaced_tensor_of_another_form_is_refused(tmp_path, name, tensor, reason):
+    source = tiny.tiny_llama(tmp_path / "source", dtype=torch.bfloat16)
+    with pytest.raises(BrokenResultError, match=reason):
+        write(source, tmp_path / "out", "compressed-tensors", W8A8, replaced={name: tensor})
+    assert not (tmp_path / "out").exists()

@@ -18,7 +18,13 @@ from compress.recipe.source import load_recipe
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = recipe_json_schema()
-REQUIRED = {"version": "1", "model": "m", "steps[0].quantize.target": "int4"}
+REQUIRED = {
+    "version": "1",
+    "model": "m",
+    "steps[0].quantize.target": "int4",
+    "steps[0].quantize.overrides[0].layers": '"*.down_proj"',
+    "steps[0].quantize.overrides[0].target": "int8-weight",
+}
 WRONG = {
     "string": '"7"',
     "integer": "7",

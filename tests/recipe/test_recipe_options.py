@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from compress.errors import RecipeError, UsageError
+from compress.recipe.quantize import Gptq, Override
 from compress.recipe.schema import Bench, Recipe
 from compress.recipe.source import OPTIONS, recipe_from_options
 
@@ -19,7 +20,14 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     "--format": ("gptq", "gptq"),
     "--group-size": ("64", 64),
     "--skip": (["*.q_proj"], ("*.q_proj",)),
+    "--override": (
+        ["*.down_proj=int8-weight", "a=b=int4:64"],
+        (Override(layers="*.down_proj", target="int8-weight"), Override(layers="a=b", target="int4", group_size=64)),
+    ),
     "--damping": ("1e-4", 1e-4),
+    "--gptq": (["asymmetric=false", "local_search=0"], Gptq(asymmetric=False, local_search=0)),
+    "--max-fallback": ("2.5%", 0.025),
+    "--refine": ("100", 100),
     "--max-shard-size": ("1MB", 10**6),
     "--calibration": ("a.txt", "a.txt"),
     "--samples": ("16", 16),

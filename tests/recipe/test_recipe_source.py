@@ -107,7 +107,8 @@ class TestWhatTheUserThinks:
         (problem,) = problems(tmp_path, quantize("      group_sise: 64\n"))
         assert problem == (
             "6:7: steps[0].quantize.group_sise: unknown key `group_sise` (did you mean `group_size`?). "
-            "Keys here: target, algorithm, format, group_size, skip, damping, max_shard_size"
+            "Keys here: target, algorithm, format, group_size, skip, overrides, damping, gptq, max_fallback, refine, "
+            "smooth, max_shard_size"
         )
 
     def test_a_misspelt_key_at_the_top_that_belongs_below(self, tmp_path: Path) -> None:

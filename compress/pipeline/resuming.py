@@ -1,0 +1,51 @@
+"""The journal of a run: fresh, or that of the interrupted run that this one goes on with."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, Any
+
+from compress import __version__
+from compress.journal import Journal, counted
+from compress.output import Workspace
+from compress.pipeline.job import Job
+from compress.plan.extras import version_of
+
+if TYPE_CHECKING:
+    from compress.data.windows import Windows
+
+_AFTERWARDS = {"output", "report", "gates", "evaluate", "bench"}
+"""What a recipe says about the time after the last block; it may change between an interruption and `--resume`."""
+
+
+def open_journal(job: Job, workspace: Workspace, windows: Windows | None) -> Journal:
+    """The journal in the run's partial. Whether it holds finished parts was settled when the workspace was opened.
+
+    Raises:
+        MismatchError: with `--resume`: the interrupted run would have had another result.
+    """
+    if not job.options.resume:
+        return Journal.start(workspace.partial, fingerprint(job, windows))
+    journal = Journal.reopen(workspace.partial, fingerprint(job, windows))
+    if journal.lost:
+        job.progress.say(f"{counted(journal.lost)} are damaged or lack their state: they are computed again.")
+    if journal.parts:
+        job.progress.say(f"Resuming after {counted(journal.parts)}.")
+    return journal
+
+
+def fingerprint(job: Job, windows: Windows | None) -> dict[str, Any]:
+    """Everything that the quantized weights depend on, under names that a user can act on."""
+    import torch
+
+    recipe = job.recipe.model_dump(mode="json", exclude=_AFTERWARDS)
+    return recipe | {
+        "model.sha256": job.checkpoint.content_hash(),
+        "calibration.windows.sha256": None if windows is None else windows.sha256,
+        "versions": {"compress": __version__, "python": platform.python_version()}
+        | {name: version_of(name) for name in ("torch", "transformers", "numpy", "scipy")},
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if job.device == "cuda" else job.device,
+        "compute_dtype": job.compute_dtype,
+        "cpu": {"instruction_sets": list(job.instruction_sets), "kernels": torch.backends.cpu.get_cpu_capability()},
+    }

@@ -1,0 +1,154 @@
+"""One layer: what is planned for it, what is done to it, and the record of that."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from compress.errors import BrokenResultError
+from compress.model.anatomy import LinearLayer
+from compress.model.checkpoint import Checkpoint
+from compress.quantize.gptq import GptqResult, GptqSettings, Prepared, gptq
+from compress.quantize.grid import max_abs_scale, output_error, quantize_nearest, search_scale
+from compress.quantize.statistics import Statistics
+from compress.records import LayerRecord
+from compress.scheme import QuantizedWeight, Scheme
+
+# Without data large errors hurt more than their square says: 2.4 measures better than 2 on the sample models.
+NEAREST_POWER = 2.4
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What is to happen to one layer.
+
+    Attributes:
+        scale_dtype: dtype in which the format stores the scales.
+    """
+
+    layer: LinearLayer
+    scheme: Scheme
+    target: str
+    algorithm: Literal["gptq", "rtn"]
+    scale_dtype: torch.dtype
+
+
+def read_weight(checkpoint: Checkpoint, layer: LinearLayer) -> torch.Tensor:
+    """float32 [out, in], whatever the file's dtype and orientation.
+
+    Raises:
+        BrokenResultError: values are NaN or infinite; rounding would hide them from all that comes later.
+    """
+    stored = checkpoint.read(layer.tensor).float()
+    if not bool(torch.isfinite(stored).all()):
+        raise BrokenResultError(f"{layer.name}: the weight has values that are NaN or infinite.")
+    return stored.T.contiguous() if layer.transposed else stored
+
+
+def nearest(W: torch.Tensor, plan: LayerPlan) -> QuantizedWeight:
+    """Round to nearest, all columns alike: at 4 bits with scales searched for the least |error|^2.4.
+
+    At 8 bits clipping the largest weights costs more than the finer grid gains (scripts/bench_quantization.json).
+    """
+    if plan.scheme.bits == 8:
+        scale = max_abs_scale(W, plan.scheme, plan.scale_dtype)
+    else:
+        scale = search_scale(W, plan.scheme, plan.scale_dtype, power=NEAREST_POWER)
+    return quantize_nearest(W, scale, plan.scheme)
+
+
+def quantize_layer(plan: LayerPlan, W: torch.Tensor, prepared: Prepared | None, settings: GptqSettings) -> GptqResult:
+    """Codes and scales of one layer by the planned algorithm; rtn needs nothing prepared."""
+    if plan.algorithm == "rtn" or prepared is None:
+        return GptqResult(nearest(W, plan), W, W, None)
+    return gptq(W, prepared, plan.scheme, scale_dtype=plan.scale_dtype, settings=settings)
+
+
+def check_finite_statistics(name: str, statistics: Statistics) -> None:
+    """Stops at the first layer whose inputs overflow or are NaN, before anything is made of them.
+
+    Raises:
+        BrokenResultError: the statistics are not finite.
+    """
+    sums = (statistics.H, statistics.input_drift, statistics.residual_drift)
+    if all(one is None or bool(torch.isfinite(one).all()) for one in sums):
+        return
+    raise BrokenResultError(
+        f"{name}: the calibration statistics are not finite (width {statistics.H.shape[0]}, {statistics.tokens} "
+        "tokens): the inputs of this layer overflow or are NaN. No later layer was looked at.",
+        hint="Run the original model on this text and look at this layer's inputs; weights before it are broken "
+        "or too large.",
+    )
+
+
+def layer_record(
+    plan: LayerPlan,
+    W: torch.Tensor,
+    result: GptqResult,
+    statistics: Statistics,
+    prepared: Prepared | None,
+    settings: GptqSettings,
+    note: str | None = None,
+) -> LayerRecord:
+    """The record of a layer quantized on calibration data."""
+    notes = [] if note is None else [note]
+    if prepared is not None and prepared.dead:
+        notes.append(f"{prepared.dead} inputs were zero for every calibration token")
+    algorithm = plan.algorithm
+    if plan.algorithm == "gptq" and result.damping is None:
+        notes.append("the Hessian could not be factored at any damping: rounded to nearest")
+        algorithm = "rtn"
+    elif plan.algorithm == "gptq" and result.damping != settings.damping:
+        notes.append(f"damping raised from {settings.damping:g} to {result.damping:g}: the Hessian was singular")
+    return record(
+        plan, W, result.weight, statistics, algorithm, damping=result.damping, notes=notes, target=result.target
+    )
+
+
+def record(
+    plan: LayerPlan,
+    W: torch.Tensor,
+    weight: QuantizedWeight,
+    statistics: Statistics | None,
+    algorithm: str,
+    *,
+    damping: float | None = None,
+    notes: Sequence[str] = (),
+    target: torch.Tensor | None = None,
+) -> LayerRecord:
+    """The record of a quantized layer.
+
+    Errors are relative errors of the layer's output on its calibration inputs: before, of W rounded to nearest on
+    max-abs scales; after, of the codes, against the outputs that they were fitted to.
+    """
+    H = None if statistics is None else statistics.H
+    plain = quantize_nearest(W, max_abs_scale(W, plan.scheme, plan.scale_dtype), plan.scheme)
+    dense = weight.dequantize(torch.float32)
+    zero_groups = int((W.reshape(W.shape[0], weight.scale.shape[1], -1) == 0).all(dim=-1).sum())
+    remarks = [*notes, f"{zero_groups} groups are all zero and stay exactly zero"] if zero_groups else list(notes)
+    tokens = None if statistics is None else statistics.tokens
+    return LayerRecord(
+        name=plan.layer.name,
+        shape=(plan.layer.out, plan.layer.width),
+        target=plan.target,
+        algorithm=algorithm,
+        group_size=plan.scheme.group_size,
+        scheme=plan.scheme.label,
+        damping=damping,
+        rank_bound=None if tokens is None else min(tokens, plan.layer.width),
+        tokens=tokens,
+        error_before=output_error(W, plain.dequantize(torch.float32), H),
+        error_after=output_error(W if target is None else target, dense, H),
+        notes=tuple(remarks),
+        sha256=weight_sha256(weight),
+    )
+
+
+def weight_sha256(weight: QuantizedWeight) -> str:
+    """SHA-256 of the dequantized float32 weight, row-major."""
+    dense = weight.dequantize(torch.float32)
+    return hashlib.sha256(dense.cpu().contiguous().numpy().tobytes()).hexdigest()

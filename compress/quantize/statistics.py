@@ -1,0 +1,102 @@
+"""What calibration tells a group of layers with a common input: sums over tokens, and what follows from them.
+
+Letters: x input of the layer in the quantized model and x~ in the original one, both [in] for each token; r and r~ what
+the block adds the layer's output to (its residual) [out]. Sums are float32 whatever the model computes in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.linalg.blas import ssyrk
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Means over tokens.
+
+    Attributes:
+        H: float32 [in, in], mean of x x^T.
+        input_drift: float32 [in, in], mean of (x~ - x) x^T; None without a second stream.
+        residual_drift: float32 [out, in], mean of (r~ - r) x^T; None where no residual is known.
+        tokens: number of tokens seen.
+    """
+
+    H: torch.Tensor
+    input_drift: torch.Tensor | None
+    residual_drift: torch.Tensor | None
+    tokens: int
+
+    def scaled(self, s: torch.Tensor) -> Statistics:
+        """The same for inputs x / s, s float32 [in]."""
+        inner = [None if one is None else one / s / s.unsqueeze(1) for one in (self.H, self.input_drift)]
+        assert inner[0] is not None
+        residual = None if self.residual_drift is None else self.residual_drift / s
+        return Statistics(inner[0], inner[1], residual, self.tokens)
+
+
+class Accumulator:
+    """Sums for one group; windows are added one after the other, so their order alone fixes the result."""
+
+    def __init__(self, width: int, device: str) -> None:
+        self._device = device
+        # BLAS fills one triangle of a column-major matrix: half the work of a full product
+        self._triangle = np.zeros((width, width), dtype=np.float32, order="F") if device == "cpu" else None
+        self._sum = None if device == "cpu" else torch.zeros(width, width, device=device)
+        self._input_drift: torch.Tensor | None = None
+        self._residual_drift: torch.Tensor | None = None
+        self._tokens = 0
+
+    def add(
+        self,
+        inputs: torch.Tensor,
+        original_inputs: torch.Tensor | None = None,
+        residual_drift: torch.Tensor | None = None,
+    ) -> None:
+        """Adds one window.
+
+        Args:
+            inputs: x, [..., T, in].
+            original_inputs: x~, of the same shape.
+            residual_drift: r~ - r, [..., T, out].
+        """
+        x = inputs.detach().reshape(-1, inputs.shape[-1])  # [T, in]
+        X = x.float()
+        self._add_symmetric(X)
+        self._tokens += X.shape[0]
+        if original_inputs is not None:
+            drift = original_inputs.detach().reshape(x.shape) - x
+            self._input_drift = _plus(self._input_drift, drift, x)
+        if residual_drift is not None:
+            self._residual_drift = _plus(self._residual_drift, residual_drift.detach().reshape(X.shape[0], -1), x)
+
+    def _add_symmetric(self, X: torch.Tensor) -> None:
+        if self._triangle is not None:
+            self._triangle = ssyrk(1.0, X.numpy().T, beta=1.0, c=self._triangle, overwrite_c=True)
+        else:
+            assert self._sum is not None
+            self._sum.addmm_(X.T, X)
+
+    def mean(self) -> Statistics:
+        """Means of all that was added; the accumulator is spent."""
+        count = max(self._tokens, 1)
+        if self._triangle is not None:
+            upper = torch.from_numpy(self._triangle)
+            H = torch.triu(upper) + torch.triu(upper, 1).T
+        else:
+            assert self._sum is not None
+            H = self._sum
+        drifts = [None if drift is None else drift / count for drift in (self._input_drift, self._residual_drift)]
+        return Statistics(H / count, drifts[0], drifts[1], self._tokens)
+
+
+def _plus(total: torch.Tensor | None, left: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """total + left^T x. The product of one window has the streams' own dtype: a correction needs no more digits.
+
+    Only float16 would overflow.
+    """
+    dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
+    product = (left.to(dtype).T @ x.to(dtype)).float()
+    return product if total is None else total.add_(product)
