@@ -51,6 +51,12 @@ def quantize(
     refine: Annotated[
         int | None, typer.Option(metavar="N", help="gptq: steps of block-wise learning after it.")
     ] = None,
+    smooth: Annotated[
+        bool | None,
+        typer.Option(
+            "--smooth/--no-smooth", help="Fold factors into norms, so that inputs round better.  [default: int8 only]"
+        ),
+    ] = None,
     max_shard_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Largest weight file: 5GB.")] = None,
     calibration: Annotated[
         str | None, typer.Option(metavar="TEXT", help="default, a file, or a data set.", rich_help_panel=_CALIBRATION)
@@ -102,6 +108,7 @@ def quantize(
         "--gptq": gptq or None,
         "--max-fallback": max_fallback,
         "--refine": refine,
+        "--smooth": smooth,
         "--max-shard-size": max_shard_size,
         "--calibration": calibration,
         "--samples": samples,

@@ -73,6 +73,7 @@ def _quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord
             planned.target,
             plan.algorithm or "rtn",
             dtypes[plan.scale_dtypes[planned.layer.name]],
+            step.smooths(planned.scheme.activation_bits),
         )
         for planned in plan.layers
         if planned.scheme is not None and planned.target is not None
@@ -85,7 +86,6 @@ def _quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord
             getattr(torch, job.compute_dtype),
             job.device,
             one_pass=job.one_pass,
-            smooth=step.smooths,
             refine=RefineSettings(step.refine, job.recipe.seed),
         )
         records = quantize_blocks(
@@ -108,7 +108,7 @@ def _quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord
         settings_used["gptq"] = step.gptq.model_dump(mode="json")
         settings_used["refine"] = step.refine
     if plan.target.bits:
-        settings_used["smooth"] = step.smooths
+        settings_used["smooth"] = step.smooth
     if step.overrides:
         settings_used["overrides"] = [override.model_dump(mode="json") for override in step.overrides]
     calibration = windows.facts() if windows is not None else {}

@@ -44,7 +44,7 @@ class Plan:
     @property
     def calibrates(self) -> bool:
         """Whether calibration text goes through the model."""
-        return self.algorithm == "gptq" or self.recipe.steps[0].quantize.smooths
+        return self.algorithm == "gptq" or self.recipe.steps[0].quantize.smooths_any
 
     @property
     def quantized(self) -> tuple[PlannedLayer, ...]:

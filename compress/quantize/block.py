@@ -49,7 +49,6 @@ class WalkSettings:
     compute_dtype: torch.dtype
     device: str
     one_pass: bool = True
-    smooth: bool = False
     refine: RefineSettings = field(default_factory=RefineSettings)
 
     @property
@@ -223,7 +222,7 @@ class BlockWork:
         """Adds one window. Layers that are only rounded need no more than a sample of their inputs."""
         plans = self._of(here.group)
         rows = max(1, SAMPLED_ROWS // self._fitted)
-        if self.settings.smooth and all(plan.scheme.activation_bits for plan in plans):
+        if all(plan.smooth for plan in plans):
             seen.sample.append(sampled(here.inputs, rows))
         if all(plan.algorithm == "rtn" for plan in plans):
             seen.accumulator.add(sampled(here.inputs, rows))

@@ -62,11 +62,11 @@ class GptqSettings:
         local_search: passes of coordinate descent over the codes.
     """
 
-    damping: float = 0.01
+    damping: float = 0.05
     activation_order: bool = True
     search_scales: bool = True
     asymmetric: bool = True
-    asymmetric_damping: float = 0.2
+    asymmetric_damping: float = 0.5
     refit_scales: bool = True
     local_search: int = 2
 

@@ -28,6 +28,7 @@ class LayerPlan:
 
     Attributes:
         scale_dtype: dtype in which the format stores the scales.
+        smooth: fold factors into what produces the inputs, where that can take them over.
     """
 
     layer: LinearLayer
@@ -35,6 +36,7 @@ class LayerPlan:
     target: str
     algorithm: Literal["gptq", "rtn"]
     scale_dtype: torch.dtype
+    smooth: bool = False
 
 
 def read_weight(checkpoint: Checkpoint, layer: LinearLayer) -> torch.Tensor:

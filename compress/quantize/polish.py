@@ -19,6 +19,7 @@ import torch
 from compress.quantize.grid import stored_scale
 from compress.scheme import QuantizedWeight, Scheme
 
+ROWS = 1024  # solved at once; each takes groups^2 numbers
 COLUMNS = 64  # columns visited one by one before the rest of the gradient is updated at once
 LARGEST_CHANGE = 2.0  # a scale that wants to move further than this factor belongs to a group without information
 RIDGE = 1e-6
@@ -33,25 +34,33 @@ def refit_scales(W: torch.Tensor, H: torch.Tensor, weight: QuantizedWeight) -> Q
 
     Rows where the rounded solution is no better keep their scales.
     """
-    codes, old = weight.codes.float(), weight.scale.float()  # [out, in], [out, groups]
-    out, groups = old.shape
+    scales = [
+        _refit(W[rows], H, weight.codes[rows], weight.scale[rows])
+        for rows in (slice(start, start + ROWS) for start in range(0, W.shape[0], ROWS))
+    ]
+    return QuantizedWeight(weight.codes, torch.cat(scales), None, weight.scheme)
+
+
+def _refit(W: torch.Tensor, H: torch.Tensor, Q: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """New scales [rows, groups] of some rows, in the dtype of `stored`."""
+    codes, old = Q.float(), stored.float()  # [rows, in], [rows, groups]
+    count, groups = old.shape
     size = W.shape[1] // groups
-    A = torch.empty(out, groups, groups, device=W.device)
+    A = torch.empty(count, groups, groups, device=W.device)
     for k in range(groups):
-        rows = codes[:, k * size : (k + 1) * size] @ H[k * size : (k + 1) * size]  # [out, in]
-        A[:, k] = (rows * codes).reshape(out, groups, size).sum(dim=-1)
-    missing = W - weight.dequantize(torch.float32)
-    b = ((missing @ H) * codes).reshape(out, groups, size).sum(dim=-1)  # [out, groups]
+        products = codes[:, k * size : (k + 1) * size] @ H[k * size : (k + 1) * size]  # [rows, in]
+        A[:, k] = (products * codes).reshape(count, groups, size).sum(dim=-1)
+    missing = W - codes * old.repeat_interleave(size, dim=1)
+    b = ((missing @ H) * codes).reshape(count, groups, size).sum(dim=-1)  # [rows, groups]
     diagonal = A.diagonal(dim1=1, dim2=2)
     ridge = RIDGE * diagonal.mean(dim=1, keepdim=True) + (diagonal == 0)
     step = torch.linalg.solve(A + torch.diag_embed(ridge), b)
     new = old + torch.nan_to_num(step, nan=0.0, posinf=0.0, neginf=0.0)
     usable = (new > old / LARGEST_CHANGE) & (new < old * LARGEST_CHANGE)
-    rounded = stored_scale(torch.where(usable, new, old), weight.scale.dtype)
+    rounded = stored_scale(torch.where(usable, new, old), stored.dtype)
     moved = rounded.float() - old
     better = ((A @ moved.unsqueeze(-1)).squeeze(-1) * moved - 2 * b * moved).sum(dim=1) < 0
-    scale = torch.where(better.unsqueeze(1), rounded, weight.scale)
-    return QuantizedWeight(weight.codes, scale, None, weight.scheme)
+    return torch.where(better.unsqueeze(1), rounded, stored)
 
 
 def local_search(

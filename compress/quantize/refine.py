@@ -44,8 +44,8 @@ class RefineSettings:
 
     steps: int = 0
     seed: int = 0
-    rounding_rate: float = 0.004
-    scale_rate: float = 0.0005
+    rounding_rate: float = 0.001
+    scale_rate: float = 0.001
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ over. The family of factors is that of SmoothQuant (Xiao et al., arXiv 2211.1043
 
     s_i = spread(x_i)^alpha / spread(W_i)^(1 - alpha),     spread: the largest magnitude, or the root mean square,
 
-and, where inputs are not rounded, that of AWQ (Lin et al., arXiv 2306.00978, eq. 4), s_i = spread(x_i)^alpha. Which
-one is taken, or none, is decided by the measured error of the group's outputs on calibration tokens.
+and, where inputs are not rounded, that of AWQ (Lin et al., arXiv 2306.00978, eq. 4), s_i = spread(x_i)^(alpha / 2).
+Which one is taken, or none, is decided by the measured error of the group's outputs on calibration tokens.
 
 What takes the factors over is stored in 16 bits and rounds, so the factor that counts is the one it really took:
 w / w' for a norm's weight w and what was stored, and the same for the scale of a quantized row, whose codes stay. Only
@@ -29,6 +29,7 @@ from compress.scheme import QuantizedWeight
 Spread = Literal["rms", "largest"]
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+"""Half of it where inputs are not rounded: factors that help rounding to nearest help GPTQ only in part."""
 SPREADS: tuple[Spread, ...] = ("rms", "largest")
 LARGEST_EXPONENT = 8
 """Factors stay within 2^-8 .. 2^8: a channel that calibration hardly saw must not become an outlier later."""
@@ -128,7 +129,7 @@ def candidates(
         used = (x > 0) & (w > 0)
         log_x, log_w = (torch.where(used, side, 1.0).log2() for side in (x, w))
         for alpha in ALPHAS:
-            exponent = alpha * log_x - (0.0 if activation_bits is None else 1 - alpha) * log_w
+            exponent = alpha / 2 * log_x if activation_bits is None else alpha * log_x - (1 - alpha) * log_w
             exponent = torch.where(used, exponent - exponent[used].mean(), 0.0) if bool(used.any()) else exponent
             shared = exponent if channels is None else _mean_by(channels, exponent)
             yield spread, alpha, torch.exp2(shared.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT))

@@ -24,7 +24,7 @@ from compress.recipe.fields import (
 from compress.recipe.section import Section
 from compress.scheme import PER_CHANNEL, TARGETS, Target
 
-DEFAULT_DAMPING = 0.01
+DEFAULT_DAMPING = 0.05
 DEFAULT_MAX_FALLBACK = 0.05
 
 
@@ -53,7 +53,7 @@ class Gptq(Section):
     """Search each group's scale; without it the largest weight decides."""
     asymmetric: bool = True
     """Correct what earlier layers have lost, by a second stream of activations through the original model."""
-    asymmetric_damping: float = Field(default=0.2, ge=0)
+    asymmetric_damping: float = Field(default=0.5, ge=0)
     """Share of the mean Hessian diagonal that keeps this correction from following the noise of few tokens."""
     refit_scales: bool = True
     """Solve for the scales again once the codes are chosen."""
@@ -86,8 +86,8 @@ class Quantize(Section):
     refine: Whole = 0
     """Steps of block-wise learning after gptq."""
     smooth: bool | None = None
-    """Fold factors into norms and earlier layers, so that inputs round better (SmoothQuant). Null: where inputs are
-    rounded, as in int8."""
+    """Fold factors into norms and earlier layers, so that the rest rounds better (SmoothQuant, AWQ). Null: only where
+    inputs are rounded, as in int8."""
     max_shard_size: Size = Field(default=5 * 10**9, json_schema_extra={"default": "5GB"})
     """Largest weight file, with its unit (MB = 10^6 bytes)."""
 
@@ -96,11 +96,15 @@ class Quantize(Section):
         """The algorithm of all layers, the default resolved; None for a cast."""
         return _algorithm(TARGETS[self.target], self.algorithm, self.overrides)
 
+    def smooths(self, activation_bits: int | None) -> bool:
+        """Whether factors are folded for layers whose inputs are rounded to so many bits, the default resolved."""
+        return (activation_bits is not None and not self.refine) if self.smooth is None else self.smooth
+
     @property
-    def smooths(self) -> bool:
-        """Whether factors are folded, the default resolved."""
-        rounds = _rounds_inputs(TARGETS[self.target], self.overrides) and not self.refine
-        return rounds if self.smooth is None else self.smooth
+    def smooths_any(self) -> bool:
+        """The same for any of the layers."""
+        targets = (self.target, *(override.target for override in self.overrides))
+        return any(TARGETS[name].bits and self.smooths(TARGETS[name].activation_bits) for name in targets)
 
     @field_validator("algorithm")
     @classmethod
@@ -180,21 +184,13 @@ class Quantize(Section):
 
     @field_validator("smooth")
     @classmethod
-    def _smooth_where_inputs_round(cls, smooth: bool | None, info: ValidationInfo) -> bool | None:
+    def _smooth_or_refine(cls, smooth: bool | None, info: ValidationInfo) -> bool | None:
         target = _target(info)
-        if not smooth or target is None or "overrides" not in info.data:
-            return smooth
-        if not _rounds_inputs(target, info.data["overrides"]):
-            rounding = ", ".join(row.name for row in TARGETS.values() if row.activation_bits)
-            raise rule(f"target {target.name} does not round inputs: leave this out. Targets that do: {rounding}")
-        if info.data.get("refine"):
+        if smooth and target and target.cast:
+            raise rule(f"target {target.name} is a cast and rounds nothing: leave this out")
+        if smooth and info.data.get("refine"):
             raise rule("a step either smooths or refines: leave one of them out")
         return smooth
-
-
-def _rounds_inputs(target: Target, overrides: Sequence[Override]) -> bool:
-    """Whether some of the layers round their inputs at run time."""
-    return any(row.activation_bits for row in (target, *(TARGETS[override.target] for override in overrides)))
 
 
 def _target(info: ValidationInfo) -> Target | None:

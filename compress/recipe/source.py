@@ -37,6 +37,7 @@ OPTIONS: Mapping[str, KeyPath] = {
     "--gptq": (*_QUANTIZE, "gptq"),
     "--max-fallback": (*_QUANTIZE, "max_fallback"),
     "--refine": (*_QUANTIZE, "refine"),
+    "--smooth": (*_QUANTIZE, "smooth"),
     "--max-shard-size": (*_QUANTIZE, "max_shard_size"),
     "--calibration": ("calibration", "source"),
     "--samples": ("calibration", "samples"),

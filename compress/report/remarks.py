@@ -36,6 +36,8 @@ def remarks(
         *speed_remarks(measurements, format_name),
         *memory_remarks(measurements),
         *fallback_remarks(steps),
+        *smoothing_remarks(steps),
+        *refinement_remarks(steps),
         *step_remarks(steps),
     )
 
@@ -102,6 +104,34 @@ def fallback_remarks(steps: Sequence[StepRecord]) -> list[str]:
         for step in steps
         if step.layers_fallback and step.settings.get("algorithm")
     ]
+
+
+def smoothing_remarks(steps: Sequence[StepRecord]) -> list[str]:
+    """Norms and earlier layers that took factors over are no longer the original's, so a reader should know."""
+    lines = []
+    for step in steps:
+        changed = {layer.smoothing["producer"] for layer in step.layers if layer.smoothing}
+        if changed:
+            lines.append(
+                f"factors of the inputs of some layers were folded into {len(changed)} norms and earlier layers, where "
+                "the measured error fell (SmoothQuant); outputs before rounding stay the same"
+            )
+    return lines
+
+
+def refinement_remarks(steps: Sequence[StepRecord]) -> list[str]:
+    """How many blocks kept what they learnt."""
+    lines = []
+    for step in steps:
+        if not step.settings.get("refine"):
+            continue
+        layers = [layer for layer in step.layers if layer.skipped is None]
+        kept = sum(any(note.startswith("refined") for note in layer.notes) for layer in layers)
+        lines.append(
+            f"refinement ({step.settings['refine']} steps) was kept for {kept} of {len(layers)} layers: in the other "
+            "blocks windows that it had not seen were no better for it"
+        )
+    return lines
 
 
 def step_remarks(steps: Sequence[StepRecord]) -> list[str]:

@@ -76,6 +76,18 @@ def test_a_group_without_codes_keeps_its_scale() -> None:
     assert bool((found.scale > 0).all())
 
 
+def test_a_scale_that_would_turn_or_run_away_stays() -> None:
+    W, H, weight = problem()
+    codes, scale = weight.codes.clone(), weight.scale.clone()
+    codes[1, :8] *= -1
+    scale[2, 3] *= 50
+    found = refit_scales(W, H, replace(weight, codes=codes, scale=scale))
+    assert bool((found.scale > 0).all())
+    assert found.scale[1, 0] == scale[1, 0]
+    assert found.scale[2, 3] == scale[2, 3]
+    assert not torch.equal(found.scale[0], scale[0])
+
+
 def slow_pass(W: torch.Tensor, H: torch.Tensor, weight: QuantizedWeight, order: torch.Tensor) -> torch.Tensor:
     """Every code of every column in turn, by trying all values, float64."""
     low, high = weight.scheme.code_range
