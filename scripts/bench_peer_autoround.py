@@ -8,7 +8,9 @@ float32, without torch.compile; everything else is AutoRound's own choice.
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import torch
 import transformers
@@ -32,6 +34,13 @@ def main(folder: str, windows: str, output: str) -> None:
         enable_torch_compile=False,
     )
     rounder.quantize_and_save(output, format="auto_gptq")
+    for inner in [path for path in Path(output).iterdir() if path.is_dir()]:  # it adds a folder named after the model
+        for path in inner.iterdir():
+            path.rename(Path(output) / path.name)
+    config = Path(output) / "config.json"  # it leaves the variant of zero points out, which is gptq's first
+    content = json.loads(config.read_text(encoding="utf-8"))
+    content["quantization_config"]["checkpoint_format"] = "gptq"
+    config.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

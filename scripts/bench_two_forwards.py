@@ -46,11 +46,11 @@ def main(folder: str, windows: str, output: str, group_size: str) -> None:
                         found = gptq(W, prepared, scheme, scale_dtype=torch.bfloat16, settings=settings)
                         dense[layer.name] = found.weight.dequantize(torch.float32)
                         path = layer.name.removeprefix(parts.block_name(index) + ".")
-                        block.get_submodule(path).weight.copy_(dense[layer.name])
+                        block.get_parameter(f"{path}.weight").copy_(dense[layer.name])
             hidden = [run_block(block, states, called[index]) for states, called in zip(hidden, calls, strict=True)]
     result = load_original(checkpoint, dtype=torch.float32, device="cpu")
     for name, weight in dense.items():
-        result.get_submodule(name).weight.copy_(weight)
+        result.get_parameter(f"{name}.weight").copy_(weight)
     result.save_pretrained(output)
     load_tokenizer(Path(folder)).save_pretrained(output)
 

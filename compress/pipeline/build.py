@@ -11,7 +11,6 @@ from compress.durable import write_bytes, write_tensors
 from compress.journal import Journal
 from compress.model.anatomy import is_weight
 from compress.output import PROVENANCE, Workspace
-from compress.pipeline.fallback import check_fallback
 from compress.pipeline.job import Job
 from compress.pipeline.reporting import bare_report, model_part
 from compress.pipeline.texts import capped
@@ -23,19 +22,18 @@ from compress.report.provenance import provenance
 if TYPE_CHECKING:
     from compress.data.windows import Windows
     from compress.formats.proof import ProofRecord
+    from compress.quantize.layer import LayerPlan
 
 PROOF_WINDOWS, PROOF_LENGTH = 4, 128  # what the fresh process recomputes: enough to see any wrong tensor
 
 
-def build(
-    job: Job, workspace: Workspace, journal: Journal, calibration: Windows | None, evaluation: Windows | None
-) -> tuple[StepRecord, ProofRecord]:
-    """Quantizes what is not in the journal yet, writes and proves; the finished folder is `workspace.stage`."""
+def finish(
+    job: Job, workspace: Workspace, journal: Journal, step: StepRecord, evaluation: Windows | None
+) -> ProofRecord:
+    """Writes and proves what is quantized; the finished folder is `workspace.stage`."""
     from compress.formats.write import write_checkpoint
 
     plan = job.plan
-    step = _quantize(job, journal, calibration)
-    check_fallback(step, plan.recipe.steps[0].quantize.max_fallback)
     write_checkpoint(
         job.checkpoint,
         workspace.stage,
@@ -51,33 +49,20 @@ def build(
     )
     proof = _prove(job, workspace, step, evaluation)
     _write_card_and_provenance(job, workspace, step, proof)
-    return step, proof
+    return proof
 
 
-def _quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
+def quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
+    """Quantizes what is not in the journal yet."""
     import torch
 
     from compress.formats.proof import stored_sha256
     from compress.quantize.block import WalkSettings
     from compress.quantize.gptq import GptqSettings
-    from compress.quantize.layer import LayerPlan
     from compress.quantize.refine import RefineSettings
     from compress.quantize.walk import quantize_blocks, quantize_nearest_all
 
-    plan, step = job.plan, job.recipe.steps[0].quantize
-    dtypes = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-    layers = [
-        LayerPlan(
-            planned.layer,
-            planned.scheme,
-            planned.target,
-            plan.algorithm or "rtn",
-            dtypes[plan.scale_dtypes[planned.layer.name]],
-            step.smooths(planned.scheme.activation_bits),
-        )
-        for planned in plan.layers
-        if planned.scheme is not None and planned.target is not None
-    ]
+    plan, step, layers = job.plan, job.recipe.steps[0].quantize, _layer_plans(job)
     records: list[LayerRecord] = []
     if layers and windows is not None:
         settings = WalkSettings(
@@ -95,8 +80,38 @@ def _quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord
         records = quantize_nearest_all(
             job.checkpoint, layers, journal.save, job.progress, job.device, journal.resumed()
         )
+    calibration = windows.facts() if windows is not None else {}
+    layers_done = (*records, *_left_alone(plan))
+    replaced = {name: stored_sha256(tensor) for name, tensor in journal.replaced().items()}
+    return StepRecord("quantize", _settings_used(plan), layers_done, calibration, _notes(plan), replaced)
+
+
+def _layer_plans(job: Job) -> list[LayerPlan]:
+    import torch
+
+    from compress.quantize.layer import LayerPlan
+
+    plan, step = job.plan, job.recipe.steps[0].quantize
+    dtypes = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    return [
+        LayerPlan(
+            planned.layer,
+            planned.scheme,
+            planned.target,
+            plan.algorithm or "rtn",
+            dtypes[plan.scale_dtypes[planned.layer.name]],
+            step.smooths(planned.scheme.activation_bits),
+        )
+        for planned in plan.layers
+        if planned.scheme is not None and planned.target is not None
+    ]
+
+
+def _settings_used(plan: Plan) -> dict[str, Any]:
+    """What the step was asked for, defaults resolved; only what applies to it."""
+    step = plan.recipe.steps[0].quantize
     group_sizes = {scheme.group_size for scheme in plan.schemes.values()}
-    settings_used: dict[str, Any] = {
+    used: dict[str, Any] = {
         "target": plan.target.name,
         "algorithm": plan.algorithm,
         "format": plan.format_name,
@@ -105,16 +120,12 @@ def _quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord
         "skip": list(step.skip),
     }
     if plan.algorithm == "gptq":
-        settings_used["gptq"] = step.gptq.model_dump(mode="json")
-        settings_used["refine"] = step.refine
+        used |= {"gptq": step.gptq.model_dump(mode="json"), "refine": step.refine}
     if plan.target.bits:
-        settings_used["smooth"] = step.smooth
+        used["smooth"] = step.smooth if step.smooth is not None else step.smooths_any
     if step.overrides:
-        settings_used["overrides"] = [override.model_dump(mode="json") for override in step.overrides]
-    calibration = windows.facts() if windows is not None else {}
-    layers_done = (*records, *_left_alone(plan))
-    replaced = {name: stored_sha256(tensor) for name, tensor in journal.replaced().items()}
-    return StepRecord("quantize", settings_used, layers_done, calibration, _notes(plan), replaced)
+        used["overrides"] = [override.model_dump(mode="json") for override in step.overrides]
+    return used
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:

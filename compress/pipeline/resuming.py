@@ -14,8 +14,9 @@ from compress.plan.extras import version_of
 if TYPE_CHECKING:
     from compress.data.windows import Windows
 
-_AFTERWARDS = {"output", "report", "gates", "evaluate", "bench"}
-"""What a recipe says about the time after the last block; it may change between an interruption and `--resume`."""
+_AFTERWARDS: dict[str, Any] = dict.fromkeys(("output", "report", "gates", "evaluate", "bench"), True)
+_LATER = {"max_fallback", "max_shard_size"}
+"""What a recipe and its step say about the time after the last block; it may change before `--resume`."""
 
 
 def open_journal(job: Job, workspace: Workspace, windows: Windows | None) -> Journal:
@@ -38,7 +39,7 @@ def fingerprint(job: Job, windows: Windows | None) -> dict[str, Any]:
     """Everything that the quantized weights depend on, under names that a user can act on."""
     import torch
 
-    recipe = job.recipe.model_dump(mode="json", exclude=_AFTERWARDS)
+    recipe = job.recipe.model_dump(mode="json", exclude=_AFTERWARDS | {"steps": {"__all__": {"quantize": _LATER}}})
     return recipe | {
         "model.sha256": job.checkpoint.content_hash(),
         "calibration.windows.sha256": None if windows is None else windows.sha256,

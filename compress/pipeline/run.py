@@ -14,6 +14,7 @@ from compress.errors import BrokenResultError, CompressError, UsageError
 from compress.model.finite import check_finite
 from compress.model.hub import resolve
 from compress.output import check_output
+from compress.pipeline.fallback import check_fallback
 from compress.pipeline.job import Options, check_resources, open_job
 from compress.pipeline.texts import calibration_windows, evaluation_windows, read_texts
 from compress.plan.estimate import Estimate, estimate
@@ -60,7 +61,7 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
     with opened(plan.output, source, overwrite=options.overwrite, resume=options.resume, say=progress.say) as workspace:
         from compress.model.checkpoint import open_checkpoint
         from compress.model.fit import check_fit
-        from compress.pipeline.build import build
+        from compress.pipeline.build import finish, quantize
         from compress.pipeline.measuring import fidelity, latency, not_timed, sizes
         from compress.pipeline.reporting import full_report, write_report_folder
         from compress.pipeline.resuming import open_journal
@@ -72,7 +73,10 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
         journal = open_journal(job, workspace, fitting)
         resumed_after = journal.parts[-1] if journal.parts else None
         with journal.worthless_after(UsageError, BrokenResultError):
-            step, proof = build(job, workspace, journal, fitting, held_out)
+            step = quantize(job, journal, fitting)
+        check_fallback(step, recipe.steps[0].quantize.max_fallback)  # who allows more of them can go on from here
+        with journal.worthless_after(UsageError, BrokenResultError):
+            proof = finish(job, workspace, journal, step, held_out)
             measurements, raw = fidelity(job, open_checkpoint(workspace.stage), held_out)
         publish(workspace)
         result = open_checkpoint(plan.output)

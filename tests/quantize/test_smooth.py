@@ -52,7 +52,7 @@ def test_candidates_are_the_two_papers_factors(bits):
     for spread, alpha, s in found:
         x = spread_of(X.T.tolist(), spread)
         w = spread_of(torch.cat(weights).T.tolist(), spread)
-        plain = [a**alpha / (b ** (1 - alpha) if bits else 1) for a, b in zip(x, w, strict=True)]
+        plain = [a**alpha / b ** (1 - alpha) if bits else a ** (alpha / 2) for a, b in zip(x, w, strict=True)]
         mean = math.prod(plain) ** (1 / len(plain))
         expected = torch.tensor([value / mean for value in plain])
         torch.testing.assert_close(s, expected.clamp(2.0**-LARGEST_EXPONENT, 2.0**LARGEST_EXPONENT))

@@ -28,6 +28,7 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     "--gptq": (["asymmetric=false", "local_search=0"], Gptq(asymmetric=False, local_search=0)),
     "--max-fallback": ("2.5%", 0.025),
     "--refine": ("100", 100),
+    "--smooth": (False, False),
     "--max-shard-size": ("1MB", 10**6),
     "--calibration": ("a.txt", "a.txt"),
     "--samples": ("16", 16),
