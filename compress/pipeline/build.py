@@ -71,6 +71,7 @@ def quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
             getattr(torch, job.compute_dtype),
             job.device,
             one_pass=job.one_pass,
+            fold_biases=step.smooth is True,
             refine=RefineSettings(step.refine, job.recipe.seed),
         )
         records = quantize_blocks(

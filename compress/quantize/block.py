@@ -42,6 +42,7 @@ class WalkSettings:
     """Attributes:
     batch_size: windows on the way together where not all are.
     one_pass: all windows stop together; without it a few at a time come anew to every group of layers.
+    fold_biases: factors may also go into norms and layers with a bias, which is then stored in other numbers.
     """
 
     gptq: GptqSettings
@@ -49,6 +50,7 @@ class WalkSettings:
     compute_dtype: torch.dtype
     device: str
     one_pass: bool = True
+    fold_biases: bool = False
     refine: RefineSettings = field(default_factory=RefineSettings)
 
     @property
@@ -302,7 +304,7 @@ class BlockWork:
     ) -> tuple[torch.Tensor | None, Mapping[str, Any] | None]:
         """Factors [in] of a group and what its records say of them; what took them over is changed in here."""
         producer = producers(self.checkpoint, self.anatomy, {plan.layer.name for plan in self.plans}).get(group)
-        if producer is None:
+        if producer is None or (producer.bias is not None and not self.settings.fold_biases):
             return None, None
         layers = {layer.name: layer for layer in self.anatomy.layers}
         before = standing(producer, self.checkpoint, layers, self.weights, self.replaced, self.settings.device)
