@@ -18,7 +18,7 @@ from compress.errors import MissingResourceError
 if TYPE_CHECKING:
     import torch
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ALIGNMENT = 8  # bytes; headers are filled up to it, as the safetensors library does
 
 

@@ -9,7 +9,9 @@ names the other, so a kill at any moment leaves a whole one. Nothing is ever pic
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -239,16 +241,24 @@ class Journal:
             "parts": [asdict(part) for part in parts],
             "state": None if state is None else asdict(state),
         }
-        write_bytes(self._folder / LISTING, json.dumps(listing, indent=1).encode())
+        write_bytes(
+            self._folder / LISTING, json.dumps(listing | {"sha256": _listing_sha256(listing)}, indent=1).encode()
+        )
 
     def _clear_unnamed(self) -> None:
         """Removes what a kill left half written, and what was dropped."""
         named = {_part_path(self._folder, part.name) for part in self._parts}
         named |= set() if self._state is None else {self._folder / self._state.file}
         for folder in (self._folder / PARTS, self._folder / STATE):
+            if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+                folder.unlink()
             folder.mkdir(parents=True, exist_ok=True)
             for path in folder.iterdir():
-                if path not in named:
+                if path in named:
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
                     path.unlink()
 
 
@@ -307,11 +317,16 @@ def _carries(folder: Path, state: _State | None, part: _Part) -> bool:
     return state is not None and state.part == part.name and _intact(folder / state.file, state.sha256)
 
 
+def _listing_sha256(listing: Mapping[str, Any]) -> str:
+    """Of a listing without its own hash: a journal that was changed is no journal."""
+    return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
+
+
 def _read(folder: Path) -> dict[str, Any] | None:
     """The listing with its parts and state as objects; None if it is missing, unreadable or of another version."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         listing = json.loads((folder / LISTING).read_bytes())
-        if listing["version"] != _VERSION:
+        if listing["version"] != _VERSION or listing.pop("sha256") != _listing_sha256(listing):
             return None
         state = listing["state"]
         return {

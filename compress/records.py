@@ -18,9 +18,11 @@ class LayerRecord:
         damping: the share of the mean Hessian diagonal that was added (GPTQ), after any raising.
         rank_bound: upper bound on the Hessian's rank: min(tokens, width).
         tokens: calibration tokens that reached the layer.
-        error_before: relative output error of plain round-to-nearest with max-abs scales,
-            tr(D H D^T) / tr(W H W^T) with D = W - Q(W); H is the identity without calibration.
-        error_after: the same for the codes that were chosen.
+        error_before: relative error of the layer's outputs under plain round-to-nearest with max-abs scales,
+            tr(D H D^T) / tr(T H T^T) with D = T - Q(W) and T the weights whose outputs the codes were fitted to: W, or
+            with asymmetric calibration the W* that also corrects earlier layers. H is of the inputs in the
+            quantized model, the identity without calibration. Rounding of inputs is not in it.
+        error_after: the same for the codes that were chosen, factors of `smoothing` taken out.
         skipped: why the weight was left alone; None if it was quantized.
         notes: what a reader should know (dead columns, raised damping, zero groups).
         sha256: hash of the dequantized float32 weight [out, in], little-endian, C order.

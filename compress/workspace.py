@@ -135,7 +135,7 @@ def _telling(workspace: Workspace) -> Iterator[None]:
     except BaseException as error:
         found = finished(workspace.partial)
         if found and not isinstance(error, MismatchError):  # whose hint says how to go on
-            kept = f"{counted(found)} are kept in {workspace.partial}"
+            kept = f"{counted(found)} {'is' if len(found) == 1 else 'are'} kept in {workspace.partial}"
             error.add_note(f"{kept}: the same command with --resume goes on from there.")
         raise
 

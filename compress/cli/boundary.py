@@ -29,7 +29,7 @@ from compress.errors import (
     RecipeError,
 )
 
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 """What ends a command: Ctrl-C, a job scheduler, a terminal that is closed. Windows has no SIGHUP."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.durable import write_bytes, write_tensors
+from compress.errors import UsageError
 from compress.journal import Journal
 from compress.model.anatomy import is_weight
 from compress.output import PROVENANCE, Workspace
@@ -63,6 +64,7 @@ def quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
     from compress.quantize.walk import quantize_blocks, quantize_nearest_all
 
     plan, step, layers = job.plan, job.recipe.steps[0].quantize, _layer_plans(job)
+    _check_held_out(step.refine, windows)
     records: list[LayerRecord] = []
     if layers and windows is not None:
         settings = WalkSettings(
@@ -85,6 +87,15 @@ def quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
     layers_done = (*records, *_left_alone(plan))
     replaced = {name: stored_sha256(tensor) for name, tensor in journal.replaced().items()}
     return StepRecord("quantize", _settings_used(plan), layers_done, calibration, _notes(plan), replaced)
+
+
+def _check_held_out(refine: int, windows: Windows | None) -> None:
+    if refine and windows is not None and len(windows.ids) < 2:
+        raise UsageError(
+            "refine needs at least 2 windows of calibration text, one to learn from and one that decides whether what "
+            f"was learnt is kept; there is {len(windows.ids)}.",
+            hint="More --samples or more text, or leave --refine out.",
+        )
 
 
 def _layer_plans(job: Job) -> list[LayerPlan]:

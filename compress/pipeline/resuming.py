@@ -39,7 +39,10 @@ def fingerprint(job: Job, windows: Windows | None) -> dict[str, Any]:
     """Everything that the quantized weights depend on, under names that a user can act on."""
     import torch
 
-    recipe = job.recipe.model_dump(mode="json", exclude=_AFTERWARDS | {"steps": {"__all__": {"quantize": _LATER}}})
+    left_out = _AFTERWARDS | {"calibration": {"batch_size"}, "steps": {"__all__": {"quantize": _LATER}}}
+    recipe = job.recipe.model_dump(mode="json", exclude=left_out)
+        mode="json", exclude=_AFTERWARDS | {"calibration": {"batch_size"}, "steps": {"__all__": {"quantize": _LATER}}}
+    )
     return recipe | {
         "model.sha256": job.checkpoint.content_hash(),
         "calibration.windows.sha256": None if windows is None else windows.sha256,

@@ -15,6 +15,7 @@ GFLOPS_AVX512, GFLOPS_AVX2, GFLOPS_PLAIN = 80.0, 35.0, 8.0
 FLOAT32 = 4
 PROOF_TOKENS, START_SECONDS, DISK_BYTES_PER_SECOND = 512, 8.0, 200e6
 STATE_SLOTS = 2  # the newest activations, and those that a resumed run starts from while these are written
+SMOOTHING_FLOPS = 13 * 2 * 1024.0  # per parameter: 12 candidates and none, on about so many tokens
 REFINE_WINDOWS = 8  # looked at by each step of refinement
 NAME_BYTES = 100  # name, dtype, shape and offsets of a window's activations in the file's header
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -133,11 +134,12 @@ def _quantize_flops(plan: Plan) -> float:
     parameters, widths = _block_parameters(plan), _hessian_widths(plan)
     forwards = 2.0 * tokens * parameters * (_streams(plan) + bool(step.refine))
     learning = 6.0 * parameters * step.refine * REFINE_WINDOWS * plan.recipe.calibration.length
+    smoothing = SMOOTHING_FLOPS * parameters if step.smooths_any else 0.0
     if plan.algorithm != "gptq":
-        return forwards + 200.0 * parameters
+        return forwards + smoothing + 200.0 * parameters
     statistics = tokens * sum(width**2 for width in widths) * (3.0 if _streams(plan) == 2 else 1.0)
     solves = sum(2.0 * layer.layer.width**3 + 12.0 * layer.layer.out * layer.layer.width**2 for layer in plan.quantized)
-    return forwards + learning + statistics + solves + 450.0 * plan.quantized_parameters
+    return forwards + smoothing + learning + statistics + solves + 450.0 * plan.quantized_parameters
 
 
 def _streams(plan: Plan) -> int:
@@ -168,7 +170,7 @@ def _quantize_bytes(plan: Plan) -> float:
     widths = _hessian_widths(plan)
     hessians = sum(width**2 for width in widths) / depth * FLOAT32
     factor = 6 * max(widths, default=0) ** 2 * 8
-    return outside + (3 + 3 * bool(plan.recipe.steps[0].quantize.refine)) * block + states + 2 * hessians + factor
+    return outside + (3 + 9 * bool(plan.recipe.steps[0].quantize.refine)) * block + states + 2 * hessians + factor
 
 
 def _evaluate_bytes(plan: Plan) -> float:

@@ -17,8 +17,9 @@ from compress.model.blocks import BlockModel, Call
 from compress.model.checkpoint import Checkpoint
 from compress.model.folding import producers
 from compress.quantize.folds import changes, smoothing_record, standing
-from compress.quantize.gptq import GptqResult, GptqSettings, Prepared, prepare
+from compress.quantize.gptq import GptqResult, GptqSettings, prepare
 from compress.quantize.layer import (
+    Facts,
     LayerPlan,
     check_finite_statistics,
     layer_record,
@@ -30,11 +31,12 @@ from compress.quantize.layer import (
 from compress.quantize.passes import PausedPass, Reached, Stop, paused
 from compress.quantize.refine import RefineSettings, held_out, refine
 from compress.quantize.smooth import sampled, smooth_group
-from compress.quantize.statistics import Accumulator, Statistics
+from compress.quantize.statistics import Accumulator
 from compress.records import LayerRecord
 from compress.scheme import QuantizedWeight
 
 SAMPLED_ROWS = 1024  # tokens of all windows together on which factors are chosen
+ROWS_PER_WINDOW = 8  # at least; of very many windows only some are sampled
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,7 @@ class _Done:
     plan: LayerPlan
     W: torch.Tensor
     result: GptqResult
-    statistics: Statistics
-    prepared: Prepared | None
-    smoothing: torch.Tensor | None
+    facts: Facts
     noted: Mapping[str, Any] | None
 
 
@@ -217,18 +217,24 @@ class BlockWork:
             if window < self._fitted:
                 if here.group not in seen:
                     seen[here.group] = _Seen(here.inputs.shape[-1], self.settings.device)
-                self._see(seen[here.group], here, there)
+                self._see(seen[here.group], window, here, there)
         return found
 
-    def _see(self, seen: _Seen, here: Reached, there: Reached | None) -> None:
+    def _see(self, seen: _Seen, window: int, here: Reached, there: Reached | None) -> None:
         """Adds one window. Layers that are only rounded need no more than a sample of their inputs."""
         plans = self._of(here.group)
-        rows = max(1, SAMPLED_ROWS // self._fitted)
-        if all(plan.smooth for plan in plans):
-            seen.sample.append(sampled(here.inputs, rows))
-        if all(plan.algorithm == "rtn" for plan in plans):
-            seen.accumulator.add(sampled(here.inputs, rows))
-        elif there is None or not self.settings.gptq.asymmetric:
+        rows = max(ROWS_PER_WINDOW, SAMPLED_ROWS // self._fitted)
+        every = -(-self._fitted * rows // SAMPLED_ROWS)
+        rounded = all(plan.algorithm == "rtn" for plan in plans)
+        if window % every == 0 and (rounded or all(plan.smooth for plan in plans)):
+            sample = sampled(here.inputs, rows, window // every)
+            if all(plan.smooth for plan in plans):
+                seen.sample.append(sample)
+            if rounded:
+                seen.accumulator.add(sample)
+        if rounded:
+            return
+        if there is None or not self.settings.gptq.asymmetric:
             seen.accumulator.add(here.inputs)
         else:
             drift = None
@@ -288,13 +294,13 @@ class BlockWork:
         check_finite_statistics(plans[0].layer.name, statistics)
         weights = [read_weight(self.checkpoint, plan.layer).to(self.settings.device) for plan in plans]
         smoothing, noted = self._smoothed(group, plans, weights, seen) if seen.sample else (None, None)
-        if smoothing is not None:
-            statistics = statistics.scaled(smoothing)
-        prepared = prepare(statistics, self.settings.gptq) if any(plan.algorithm == "gptq" for plan in plans) else None
+        prepared = None
+        if any(plan.algorithm == "gptq" for plan in plans):
+            prepared = prepare(statistics if smoothing is None else statistics.scaled(smoothing), self.settings.gptq)
+        facts = Facts(statistics.H, statistics.tokens, 0 if prepared is None else prepared.dead, smoothing)
         for plan, W in zip(plans, weights, strict=True):
-            W = W if smoothing is None else W * smoothing
-            result = quantize_layer(plan, W, prepared, self.settings.gptq)
-            self._keep(_Done(plan, W, result, statistics, prepared, smoothing, noted))
+            result = quantize_layer(plan, W if smoothing is None else W * smoothing, prepared, self.settings.gptq)
+            self._keep(_Done(plan, W, result, facts, noted))
 
     def _of(self, group: str) -> list[LayerPlan]:
         return [plan for plan in self.plans if plan.layer.fused == group]
@@ -331,11 +337,10 @@ class BlockWork:
         """Takes a layer's weight as it is now; with learning ahead, what that needs is kept too."""
         name, weight = done.plan.layer.name, done.result.weight
         self.records = [one for one in self.records if one.name != name]
-        new = layer_record(done.plan, done.W, done.result, done.statistics, done.prepared, self.settings.gptq, note)
+        new = layer_record(done.plan, done.W, done.result, done.facts, self.settings.gptq, note)
         self.records.append(replace(new, smoothing=done.noted))
         self.weights[name] = weight
-        dense = weight.dequantize(torch.float32)
-        dense = dense if done.smoothing is None else dense / done.smoothing  # the windows in here are not smoothed
+        dense = done.facts.unsmoothed(weight.dequantize(torch.float32))
         _replace_weight(self.block.get_submodule(self._path(done.plan)), dense, done.plan.layer.transposed)
         if self.settings.refine.steps and note is None:
             self._done.append(done)

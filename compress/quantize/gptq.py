@@ -38,7 +38,7 @@ import torch
 
 from compress.quantize.grid import max_abs_scale, search_scale
 from compress.quantize.polish import local_search, refit_scales
-from compress.quantize.statistics import Statistics
+from compress.quantize.statistics import Statistics, mean_alive
 from compress.scheme import QuantizedWeight, Scheme
 
 SWEEP_COLUMNS = 128  # columns updated one by one before the rest of the matrix is updated at once
@@ -92,6 +92,7 @@ class Prepared:
     """What all layers with a common input share.
 
     Attributes:
+        statistics: normalised.
         order: int64 [in], the columns in the order in which they are rounded.
         U: float32 [in, in], upper factor of the inverse of the damped H[order][:, order]; None if no damping helped.
         damping: the share that it took; None if none did.
@@ -124,6 +125,7 @@ class Prepared:
 
 def prepare(statistics: Statistics, settings: GptqSettings) -> Prepared:
     """Factors the Hessian of finite statistics."""
+    statistics = statistics.normalised()
     h = statistics.H.diagonal()
     dead = h == 0
     order = torch.argsort(h, descending=True, stable=True)
@@ -145,20 +147,29 @@ def gptq(
     """Quantizes one weight W, float32 [out, in]."""
     h, order, U = prepared.importance, prepared.order, prepared.U
     if U is None:
-        scale = _scales(W, h, scheme, scale_dtype, settings)
-        latent = W / _columns(scale, W.shape[1])
-        codes = latent.round().clamp(*scheme.code_range).to(torch.int8)
-        return GptqResult(QuantizedWeight(codes, scale, None, scheme), latent, W, None)
-    zero = _zero_groups(W, scheme)
+        return _nearest(W, h, scheme, scale_dtype, settings)
+    zero, before = _zero_groups(W, scheme), W
     if prepared.L is not None:
         W = corrected(W, prepared.statistics, prepared.L).masked_fill_(zero, 0.0)
     scale = _scales(W, h, scheme, scale_dtype, settings)
     codes, latent = sweep(W[:, order], U, _columns(scale, W.shape[1])[:, order], scheme)
+    if not bool(torch.isfinite(latent).all()):
+        return _nearest(before, h, scheme, scale_dtype, settings)
     natural = torch.argsort(order)
     weight = QuantizedWeight(codes[:, natural], scale, None, scheme)
     weight = _polished(W, prepared, weight, settings)
     weight = QuantizedWeight(weight.codes.masked_fill(zero, 0), weight.scale, None, scheme)
     return GptqResult(weight, latent[:, natural], W, prepared.damping)
+
+
+def _nearest(
+    W: torch.Tensor, h: torch.Tensor, scheme: Scheme, dtype: torch.dtype, settings: GptqSettings
+) -> GptqResult:
+    """What is left where the Hessian is of no use."""
+    scale = _scales(W, h, scheme, dtype, settings)
+    latent = W / _columns(scale, W.shape[1])
+    codes = latent.round().clamp(*scheme.code_range).to(torch.int8)
+    return GptqResult(QuantizedWeight(codes, scale, None, scheme), latent, W, None)
 
 
 def _scales(
@@ -180,13 +191,19 @@ def _columns(scale: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def corrected(W: torch.Tensor, statistics: Statistics, L: torch.Tensor) -> torch.Tensor:
-    """W* of the module's text, float32 [out, in]; L [in, in] with L L^T = H + lambda I."""
+    """W* of the module's text, float32 [out, in]; L [in, in] with L L^T = H + lambda I.
+
+    A row whose correction would be larger than the row itself keeps its weights: its inputs cannot carry what is to be
+    corrected.
+    """
     drift = torch.zeros_like(W)
     if statistics.input_drift is not None:
         drift += W @ statistics.input_drift
     if statistics.residual_drift is not None:
         drift += statistics.residual_drift
-    return W + torch.cholesky_solve(drift.T.to(L.dtype), L).T.to(W.dtype)
+    step = torch.cholesky_solve(drift.T.to(L.dtype), L).T.to(W.dtype)
+    sensible = step.norm(dim=1, keepdim=True) <= W.norm(dim=1, keepdim=True)  # False also where it is not finite
+    return torch.where(sensible, W + step, W)
 
 
 def _polished(W: torch.Tensor, prepared: Prepared, weight: QuantizedWeight, settings: GptqSettings) -> QuantizedWeight:
@@ -194,19 +211,13 @@ def _polished(W: torch.Tensor, prepared: Prepared, weight: QuantizedWeight, sett
     if not (settings.refit_scales or settings.local_search):
         return weight
     H = prepared.statistics.H.clone()
-    H.diagonal().add_(max(prepared.damping or 0.0, LEAST_RAISED_DAMPING) * _mean_alive(H))
+    H.diagonal().add_(max(prepared.damping or 0.0, LEAST_RAISED_DAMPING) * mean_alive(H))
     if settings.refit_scales:
         weight = refit_scales(W, H, weight)
     weight = local_search(W, H, weight, prepared.order, settings.local_search)
     if settings.refit_scales and settings.local_search:
         weight = refit_scales(W, H, weight)
     return weight
-
-
-def _mean_alive(H: torch.Tensor) -> float:
-    """Mean of the diagonal over the inputs that were not always zero; 1 where all were."""
-    alive = H.diagonal()[H.diagonal() != 0]
-    return float(alive.double().mean()) if alive.numel() else 1.0
 
 
 def factor(H: torch.Tensor, dead: torch.Tensor, damping: float) -> tuple[torch.Tensor, float] | None:
@@ -228,7 +239,7 @@ def _damped(H: torch.Tensor, dead: torch.Tensor, damping: float) -> torch.Tensor
     """H + damping mean(diag H) I in float64, with a one on the diagonal of dead inputs."""
     A = H.to(torch.float64, copy=True)
     A.diagonal()[dead] = 1.0
-    A.diagonal().add_(damping * _mean_alive(H))
+    A.diagonal().add_(damping * mean_alive(H))
     return A
 
 

@@ -88,7 +88,7 @@ def search_scale(
         better = error < best_error
         best = torch.where(better, candidate, best)
         best_error = torch.where(better, error, best_error)
-    return torch.where(start == 1.0, stored_scale(start, dtype), best)
+    return torch.where((grouped == 0).all(dim=-1), stored_scale(start, dtype), best)
 
 
 def _column_weights(h: torch.Tensor | None, groups: int, width: int, W: torch.Tensor) -> torch.Tensor:

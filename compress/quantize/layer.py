@@ -87,52 +87,71 @@ def check_finite_statistics(name: str, statistics: Statistics) -> None:
     )
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What a group's inputs were, for the records of its layers.
+
+    Attributes:
+        H: float32 [in, in], mean of x x^T; None without calibration.
+        tokens: number of tokens behind it.
+        dead: inputs that were zero, or next to it, for every token.
+        smoothing: float32 [in], factors that the stored weight carries and the inputs lack; None for none.
+    """
+
+    H: torch.Tensor | None
+    tokens: int | None
+    dead: int = 0
+    smoothing: torch.Tensor | None = None
+
+    def unsmoothed(self, dense: torch.Tensor) -> torch.Tensor:
+        """A weight [out, in] as it meets the inputs x."""
+        return dense if self.smoothing is None else dense / self.smoothing
+
+
 def layer_record(
     plan: LayerPlan,
     W: torch.Tensor,
     result: GptqResult,
-    statistics: Statistics,
-    prepared: Prepared | None,
+    facts: Facts,
     settings: GptqSettings,
     note: str | None = None,
 ) -> LayerRecord:
-    """The record of a layer quantized on calibration data."""
+    """The record of a layer W [out, in], not smoothed, quantized on calibration data."""
     notes = [] if note is None else [note]
-    if prepared is not None and prepared.dead:
-        notes.append(f"{prepared.dead} inputs were zero for every calibration token")
+    if facts.dead:
+        notes.append(f"{facts.dead} inputs were zero, or next to it, for every calibration token")
     algorithm = plan.algorithm
     if plan.algorithm == "gptq" and result.damping is None:
         notes.append("the Hessian could not be factored at any damping: rounded to nearest")
         algorithm = "rtn"
     elif plan.algorithm == "gptq" and result.damping != settings.damping:
         notes.append(f"damping raised from {settings.damping:g} to {result.damping:g}: the Hessian was singular")
-    return record(
-        plan, W, result.weight, statistics, algorithm, damping=result.damping, notes=notes, target=result.target
-    )
+    target = facts.unsmoothed(result.target)
+    return record(plan, W, result.weight, facts, algorithm, damping=result.damping, notes=notes, target=target)
 
 
 def record(
     plan: LayerPlan,
     W: torch.Tensor,
     weight: QuantizedWeight,
-    statistics: Statistics | None,
+    facts: Facts,
     algorithm: str,
     *,
     damping: float | None = None,
     notes: Sequence[str] = (),
     target: torch.Tensor | None = None,
 ) -> LayerRecord:
-    """The record of a quantized layer.
+    """The record of a quantized layer; see `LayerRecord` for its errors.
 
-    Errors are relative errors of the layer's output on its calibration inputs: before, of W rounded to nearest on
-    max-abs scales; after, of the codes, against the outputs that they were fitted to.
+    Args:
+        target: float32 [out, in], the weights whose outputs the codes were fitted to; None for W itself.
     """
-    H = None if statistics is None else statistics.H
+    target = W if target is None else target
     plain = quantize_nearest(W, max_abs_scale(W, plan.scheme, plan.scale_dtype), plan.scheme)
     dense = weight.dequantize(torch.float32)
-    zero_groups = int((W.reshape(W.shape[0], weight.scale.shape[1], -1) == 0).all(dim=-1).sum())
+    both = (W == 0) & (dense == 0)
+    zero_groups = int(both.reshape(W.shape[0], weight.scale.shape[1], -1).all(dim=-1).sum())
     remarks = [*notes, f"{zero_groups} groups are all zero and stay exactly zero"] if zero_groups else list(notes)
-    tokens = None if statistics is None else statistics.tokens
     return LayerRecord(
         name=plan.layer.name,
         shape=(plan.layer.out, plan.layer.width),
@@ -141,10 +160,10 @@ def record(
         group_size=plan.scheme.group_size,
         scheme=plan.scheme.label,
         damping=damping,
-        rank_bound=None if tokens is None else min(tokens, plan.layer.width),
-        tokens=tokens,
-        error_before=output_error(W, plain.dequantize(torch.float32), H),
-        error_after=output_error(W if target is None else target, dense, H),
+        rank_bound=None if facts.tokens is None else min(facts.tokens, plan.layer.width),
+        tokens=facts.tokens,
+        error_before=output_error(target, plain.dequantize(torch.float32), facts.H),
+        error_after=output_error(target, facts.unsmoothed(dense), facts.H),
         notes=tuple(remarks),
         sha256=weight_sha256(weight),
     )

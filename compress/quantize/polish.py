@@ -78,6 +78,8 @@ def local_search(
         _one_pass(Q, E, S, Hs, weight.scheme)
         if torch.equal(before, Q):
             break
+    if not bool(torch.isfinite(E).all()):
+        return weight
     codes = torch.empty_like(weight.codes)
     codes[:, order] = Q.to(torch.int8)
     return QuantizedWeight(codes, weight.scale, None, weight.scheme)

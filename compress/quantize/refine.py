@@ -71,6 +71,10 @@ class _Layer:
     def __init__(self, result: GptqResult, transposed: bool, dtype: torch.dtype) -> None:
         codes = result.weight.codes.float()
         self._start = torch.clamp(result.latent, codes - LARGEST_LATENT, codes + LARGEST_LATENT)
+        groups = codes.reshape(len(codes), result.weight.scale.shape[1], -1)
+        zero = (groups == 0).all(dim=-1, keepdim=True).expand_as(groups)  # groups of zeros stay zero
+        self._fixed = zero.reshape(codes.shape)
+        self._start.masked_fill_(self._fixed, 0.0)
         self._v = torch.zeros_like(codes)
         self._scale = result.weight.scale.float()
         self._stored, self._scheme = result.weight.scale.dtype, result.weight.scheme
@@ -106,8 +110,8 @@ class _Layer:
         latent = self._start + self._v
         codes = latent.round().clamp_(low, high)
         by_scale = (self._gradient * codes).reshape(out, groups, -1).sum(dim=-1)
-        clipped = (latent < low - 0.5) | (latent > high + 0.5)
-        self._v -= rounding_rate * self._gradient.sign().masked_fill_(clipped, 0.0)
+        fixed = self._fixed | (latent < low - 0.5) | (latent > high + 0.5)
+        self._v -= rounding_rate * self._gradient.sign().masked_fill_(fixed, 0.0)
         self._scale -= scale_rate * self._scale * by_scale.sign()
         self._gradient.zero_()
         self.dense = self._dense()

@@ -106,14 +106,16 @@ def smooth_group(
     return best
 
 
-def sampled(inputs: torch.Tensor, rows: int) -> torch.Tensor:
-    """At most `rows` tokens [rows, in] of a window's inputs [..., T, in], evenly spread; the first is one of them.
+def sampled(inputs: torch.Tensor, rows: int, turn: int) -> torch.Tensor:
+    """At most `rows` tokens [rows, in] of a window's inputs [..., T, in], evenly spread.
 
-    First tokens are where the largest outliers live.
+    Windows take turns in where they begin: one in `rows` shows its first token, where the largest outliers live, so
+    that first tokens are in the sample about as often as in the text.
     """
     X = inputs.reshape(-1, inputs.shape[-1])
-    at = torch.linspace(0, len(X) - 1, min(rows, len(X)), device=X.device).round().long()
-    return X[at].float()
+    rows = min(rows, len(X))
+    at = (torch.arange(rows, device=X.device, dtype=torch.float64) + (turn % rows) / rows) * (len(X) / rows)
+    return X[at.long()].float()
 
 
 def candidates(

@@ -29,12 +29,28 @@ class Statistics:
     residual_drift: torch.Tensor | None
     tokens: int
 
+    def normalised(self) -> Statistics:
+        """The same in units in which the mean square of a live input is one: float32 sums of tiny inputs underflow."""
+        unit = 1.0 / mean_alive(self.H)
+        H, inner, residual = (
+            None if one is None else (one.double() * unit).float()
+            for one in (self.H, self.input_drift, self.residual_drift)
+        )
+        assert H is not None
+        return Statistics(H, inner, residual, self.tokens)
+
     def scaled(self, s: torch.Tensor) -> Statistics:
         """The same for inputs x / s, s float32 [in]."""
         inner = [None if one is None else one / s / s.unsqueeze(1) for one in (self.H, self.input_drift)]
         assert inner[0] is not None
         residual = None if self.residual_drift is None else self.residual_drift / s
         return Statistics(inner[0], inner[1], residual, self.tokens)
+
+
+def mean_alive(H: torch.Tensor) -> float:
+    """Mean of the diagonal over the inputs that were not always zero; 1 where all were."""
+    alive = H.diagonal()[H.diagonal() != 0]
+    return float(alive.double().mean()) if alive.numel() else 1.0
 
 
 class Accumulator:

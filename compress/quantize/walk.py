@@ -23,7 +23,7 @@ from compress.model.blocks import BlockModel, Call
 from compress.model.checkpoint import Checkpoint
 from compress.progress import Progress
 from compress.quantize.block import Share, Streams, WalkSettings, opened_block
-from compress.quantize.layer import LayerPlan, nearest, read_weight, record
+from compress.quantize.layer import Facts, LayerPlan, nearest, read_weight, record
 from compress.records import LayerRecord
 
 
@@ -43,7 +43,7 @@ def quantize_nearest_all(
             if plan.layer.name not in done:
                 W = read_weight(checkpoint, plan.layer).to(device)
                 quantized = nearest(W, plan)
-                new = record(plan, W, quantized, None, "rtn")
+                new = record(plan, W, quantized, Facts(None, None), "rtn")
                 save(plan.layer.name, {plan.layer.name: quantized}, [new], {}, None)
                 records.append(new)
             advance(1)
@@ -92,6 +92,7 @@ def quantize_blocks(
                 streams.state() if index < last else None,
             )
             records += work.records
+            del work  # its weights and statistics go before the next block's come
             share.finish()
     return records
 

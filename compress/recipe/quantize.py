@@ -87,7 +87,8 @@ class Quantize(Section):
     """Steps of block-wise learning after gptq."""
     smooth: bool | None = None
     """Fold factors into norms and earlier layers, so that the rest rounds better (SmoothQuant, AWQ). Null: only where
-    inputs are rounded, as in int8, and what takes the factors has no bias: biases keep their values."""
+    inputs are rounded, as in int8, and what takes the factors has no bias: biases keep their
+    values; nowhere with refine."""
     max_shard_size: Size = Field(default=5 * 10**9, json_schema_extra={"default": "5GB"})
     """Largest weight file, with its unit (MB = 10^6 bytes)."""
 

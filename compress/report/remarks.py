@@ -120,17 +120,15 @@ def smoothing_remarks(steps: Sequence[StepRecord]) -> list[str]:
 
 
 def refinement_remarks(steps: Sequence[StepRecord]) -> list[str]:
-    """How many blocks kept what they learnt."""
+    """How much of what the blocks learnt was kept."""
     lines = []
     for step in steps:
         if not step.settings.get("refine"):
             continue
-        layers = [layer for layer in step.layers if layer.skipped is None]
-        kept = sum(any(note.startswith("refined") for note in layer.notes) for layer in layers)
-        lines.append(
-            f"refinement ({step.settings['refine']} steps) was kept for {kept} of {len(layers)} layers: in the other "
-            "blocks windows that it had not seen were no better for it"
-        )
+        notes = [note for layer in step.layers for note in layer.notes]
+        kept, dropped = (sum(note.startswith(word) for note in notes) for word in ("refined", "refinement dropped"))
+        line = f"refinement ({step.settings['refine']} steps) was kept in blocks with {kept} of {kept + dropped} layers"
+        lines.append(f"{line}; in the others, windows that it had not seen were no better for it" if dropped else line)
     return lines
 
 
