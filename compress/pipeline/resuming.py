@@ -41,8 +41,6 @@ def fingerprint(job: Job, windows: Windows | None) -> dict[str, Any]:
 
     left_out = _AFTERWARDS | {"calibration": {"batch_size"}, "steps": {"__all__": {"quantize": _LATER}}}
     recipe = job.recipe.model_dump(mode="json", exclude=left_out)
-        mode="json", exclude=_AFTERWARDS | {"calibration": {"batch_size"}, "steps": {"__all__": {"quantize": _LATER}}}
-    )
     return recipe | {
         "model.sha256": job.checkpoint.content_hash(),
         "calibration.windows.sha256": None if windows is None else windows.sha256,
