@@ -19,6 +19,7 @@ from compress.model.anatomy import LinearLayer, anatomy
 from compress.model.blocks import BlockModel, run_block
 from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original, load_tokenizer
+from compress.plan.machine import machine
 from compress.quantize.gptq import GptqSettings, gptq, prepare
 from compress.quantize.statistics import Statistics
 from compress.scheme import Scheme
@@ -30,7 +31,8 @@ def main(folder: str, windows: str, output: str, group_size: str) -> None:
     parts = anatomy(checkpoint)
     scheme = Scheme(4, int(group_size))
     settings = GptqSettings(asymmetric=False, refit_scales=False, local_search=0)
-    model = BlockModel(checkpoint, parts, dtype=torch.bfloat16, device="cpu")
+    fast = {"amx_bf16", "avx512_bf16"} & set(machine().instruction_sets)  # as `compress` decides
+    model = BlockModel(checkpoint, parts, dtype=torch.bfloat16 if fast else torch.float32, device="cpu")
     states = [model.inputs(ids) for _, ids in sorted(load_file(windows).items())]
     hidden, calls = [one for one, _ in states], [called for _, called in states]
     dense: dict[str, torch.Tensor] = {}
