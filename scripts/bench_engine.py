@@ -5,10 +5,11 @@
 
 `make` builds rows, one after the other, and notes the wall time of the whole process, from its start to the finished
 folder, and its peak memory; a comparison of times needs rows that were made with the same threads on the same cores.
-`measure` answers the same tokens of two texts with all rows that are there: Wikipedia leads, which is the calibration's
-own domain, and a second domain. KL is the mean over tokens of KL(original || row), nats, in float32 on dequantized
-weights, with a 95 % block-bootstrap interval; differences are paired by token. Calibration: 128 x 512 tokens of the
-package's text, packed without special tokens of their own.
+`measure` answers the same tokens of two texts with all rows that are there, or with those that are named: Wikipedia
+leads, which is the calibration's own domain, and a second domain. KL is the mean over tokens of KL(original || row),
+nats, in float32 on dequantized weights, with a 95 % block-bootstrap interval; differences are paired by token.
+Calibration: 128 x 512 tokens of the package's text. Ours and the plain loop compute forwards in the source's bfloat16
+where the CPU multiplies it fast, GPTQModel in float32, AutoRound in what it chooses for a float32 model.
 """
 
 from __future__ import annotations
@@ -140,9 +141,8 @@ def measure(arguments: argparse.Namespace) -> None:
         "wiki": read_corpus("default", part="evaluation"),
         "second domain": read_corpus(str(arguments.second_text), part="evaluation"),
     }
-    rows = {
-        row: folder(arguments, row) for row in (*OURS, *PEERS) if (folder(arguments, row) / "config.json").is_file()
-    }
+    wanted = arguments.rows or [*OURS, *PEERS]
+    rows = {row: folder(arguments, row) for row in wanted if (folder(arguments, row) / "config.json").is_file()}
     loaded = {row: load_reference(path, dtype=torch.float32, device="cpu") for row, path in rows.items()}
     original = Remembering(load_original(open_checkpoint(arguments.model), dtype=torch.float32, device="cpu"))
     tokens = {
