@@ -123,6 +123,7 @@ class Journal:
         if listing is None:
             return cls.start(folder, fingerprint)
         _check_same(folder, listing["fingerprint"], _flat(fingerprint))
+        _make_folders(folder)
         parts: list[_Part] = listing["parts"]
         state: _State | None = listing["state"]
         whole = list(takewhile(lambda part: _intact(_part_path(folder, part.name), part.sha256), parts))
@@ -249,10 +250,8 @@ class Journal:
         """Removes what a kill left half written, and what was dropped."""
         named = {_part_path(self._folder, part.name) for part in self._parts}
         named |= set() if self._state is None else {self._folder / self._state.file}
+        _make_folders(self._folder)
         for folder in (self._folder / PARTS, self._folder / STATE):
-            if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-                folder.unlink()
-            folder.mkdir(parents=True, exist_ok=True)
             for path in folder.iterdir():
                 if path in named:
                     continue
@@ -297,6 +296,14 @@ def _part_path(folder: Path, part: str) -> Path:
 
 def _slot(number: int) -> str:
     return f"{STATE}/{number}.safetensors"
+
+
+def _make_folders(folder: Path) -> None:
+    """Links and files in their place go: nothing is read from where a link leads, nothing is removed there."""
+    for inner in (folder / PARTS, folder / STATE):
+        if inner.is_symlink() or (inner.exists() and not inner.is_dir()):
+            inner.unlink()
+        inner.mkdir(parents=True, exist_ok=True)
 
 
 def _check(path: Path, expected: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,51 @@ def test_a_listing_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> Non
     assert Journal.reopen(tmp_path, FINGERPRINT).parts == ()
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"error_after": 0.3', '"error_after": 0.2'), ('"m"', '"n"'), ('"bits": 4', '"bits": 8'), ("1,", "1, ")],
+)
+def test_a_listing_that_was_edited_is_none(old: str, new: str, tmp_path: Path) -> None:
+    save_blocks(Journal.start(tmp_path, FINGERPRINT), 0)
+    listing = tmp_path / "journal.json"
+    text = listing.read_text()
+    assert old in text
+    listing.write_text(text.replace(old, new, 1))
+    same = json.loads(text) == json.loads(listing.read_text())  # spaces are no edit
+    assert finished(tmp_path) == (("block-00000",) if same else ())
+    assert Journal.reopen(tmp_path, FINGERPRINT).parts == (("block-00000",) if same else ())
+
+
+@pytest.mark.parametrize("name", ["parts", "state"])
+@pytest.mark.parametrize("again", [False, True], ids=["started", "reopened"])
+def test_a_link_in_place_of_a_folder_is_not_followed(name: str, again: bool, tmp_path: Path) -> None:
+    save_blocks(Journal.start(tmp_path / "run", FINGERPRINT), 0)
+    elsewhere = (tmp_path / "run" / name).rename(tmp_path / "elsewhere")
+    (elsewhere / "mine").write_bytes(b"not the journal's")
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    (tmp_path / "run" / name).symlink_to(elsewhere)
+    journal = (Journal.reopen if again else Journal.start)(tmp_path / "run", FINGERPRINT)
+    assert journal.parts == ()
+    save_blocks(journal, 0)
+    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+    assert equal(journal.load("layer.0"), weight(0))
+    assert not (tmp_path / "run" / name).is_symlink()
+
+
+def test_what_stands_in_the_way_goes(tmp_path: Path) -> None:
+    save_blocks(Journal.start(tmp_path, FINGERPRINT), 0)
+    (tmp_path / "parts" / "folder" / "deeper").mkdir(parents=True)
+    (tmp_path / "parts" / "link").symlink_to(tmp_path)
+    (tmp_path / "state" / "0.safetensors").unlink()
+    (tmp_path / "state").rmdir()
+    (tmp_path / "state").write_bytes(b"a file")
+    journal = Journal.reopen(tmp_path, FINGERPRINT)
+    assert journal.lost == ("block-00000",)
+    save_blocks(journal, 0)
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["block-00000.safetensors"]
+    assert (tmp_path / "journal.json").is_file()
+
+
 DIFFERENCES = {
     "model": ("n", "model: the interrupted run had m, this one has n"),
     "calibration": (
@@ -276,6 +322,18 @@ def test_a_full_disk_names_file_and_bytes_and_changes_nothing(small_disk: Path) 
     assert journal.parts == Journal.reopen(small_disk, FINGERPRINT).parts == ("block-00000",)
     save_blocks(journal, 1)
     assert len(Journal.reopen(small_disk, FINGERPRINT).parts) == 2
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
+    journal = Journal.start(tmp_path, FINGERPRINT)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(MissingResourceError, match=r"state/0\.safetensors"):
+            journal.save("block-00000", {"a": weight(0)}, [], {}, {"hidden": torch.zeros(200_000, dtype=torch.uint8)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert journal.parts == Journal.reopen(tmp_path, FINGERPRINT).parts == ()
 
 
 def test_the_file_is_one_that_the_library_reads_and_would_write(tmp_path: Path) -> None:

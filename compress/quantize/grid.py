@@ -9,6 +9,8 @@ dtype it will be stored in before a code is chosen, so that what is evaluated is
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from compress.scheme import QuantizedWeight, Scheme
@@ -113,5 +115,8 @@ def output_error(W: torch.Tensor, quantized: torch.Tensor, H: torch.Tensor | Non
     if H is None:
         error, signal = D.square().sum(), W.square().sum()
     else:
+        # a power of two changes no digit, and products with the squares of tiny inputs do not underflow
+        unit = 2.0 ** -(math.frexp(float(H.diagonal().amax()))[1] // 2)
+        D, W = D * unit, W * unit
         error, signal = ((D @ H) * D).sum(), ((W @ H) * W).sum()
     return float(error.clamp(min=0) / signal) if signal > 0 else 0.0

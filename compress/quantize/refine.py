@@ -76,7 +76,7 @@ class _Layer:
         self._fixed = zero.reshape(codes.shape)
         self._start.masked_fill_(self._fixed, 0.0)
         self._v = torch.zeros_like(codes)
-        self._scale = result.weight.scale.float()
+        self._scale = result.weight.scale.to(torch.float32, copy=True)  # moved in place
         self._stored, self._scheme = result.weight.scale.dtype, result.weight.scheme
         self._transposed, self._dtype = transposed, dtype
         self._gradient = torch.zeros_like(codes)

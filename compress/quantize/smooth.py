@@ -109,8 +109,8 @@ def smooth_group(
 def sampled(inputs: torch.Tensor, rows: int, turn: int) -> torch.Tensor:
     """At most `rows` tokens [rows, in] of a window's inputs [..., T, in], evenly spread.
 
-    Windows take turns in where they begin: one in `rows` shows its first token, where the largest outliers live, so
-    that first tokens are in the sample about as often as in the text.
+    Windows take turns in where they begin: one in `rows` shows its first token, where the largest outliers live: often
+    enough to be seen, not so often that it decides.
     """
     X = inputs.reshape(-1, inputs.shape[-1])
     rows = min(rows, len(X))

@@ -302,3 +302,40 @@ def test_inputs_are_not_changed() -> None:
     for before, after in zip(kept, (W, seen.H, seen.input_drift, seen.residual_drift), strict=True):
         assert after is not None
         assert torch.equal(before, after)
+
+
+def test_a_row_whose_correction_is_larger_than_itself_keeps_its_weights() -> None:
+    W, x, original, r, original_r = drifting()
+    original_r = original_r.clone()
+    original_r[:, 2] += 1e3 * x[:, 4]
+    original_r[:, 3] = torch.nan
+    seen = prepare(statistics(x, original, r, original_r), ALL)
+    assert seen.L is not None
+    found = corrected(W, seen.statistics, seen.L)
+    kept = [bool(torch.equal(*rows)) for rows in zip(found, W, strict=True)]
+    assert kept == [row in (2, 3) for row in range(8)]
+
+
+def test_a_sweep_that_is_not_finite_is_round_to_nearest() -> None:
+    W, X = layer()
+    W[0, 0] = 3e38
+    prepared = prepare(statistics(X), replace(ALL, search_scales=False))
+    assert prepared.U is not None
+    prepared = replace(prepared, U=prepared.U * torch.inf)
+    result = gptq(W, prepared, SCHEME, scale_dtype=torch.float32, settings=replace(ALL, search_scales=False))
+    nearest = quantize_nearest(W, max_abs_scale(W, SCHEME, torch.float32), SCHEME)
+    assert result.damping is None
+    assert torch.equal(result.weight.codes, nearest.codes)
+
+
+@pytest.mark.parametrize("power", [-120, -60, 60])
+def test_the_unit_of_the_inputs_does_not_matter(power: int) -> None:
+    """A power of two changes no digit, so the codes are the same; unnormalised, H and its inverse would overflow."""
+    W, *streams = drifting()
+    seen = statistics(*streams)
+    unit = 2.0**power
+    moved = Statistics(*(one * unit for one in (seen.H, seen.input_drift, seen.residual_drift)), seen.tokens)
+    result, expected = solved(W, moved), solved(W, seen)
+    assert result.damping == expected.damping
+    assert torch.equal(result.weight.codes, expected.weight.codes)
+    torch.testing.assert_close(result.target, expected.target)

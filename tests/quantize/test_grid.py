@@ -117,3 +117,11 @@ def test_output_error_is_the_relative_error_of_the_outputs() -> None:
     direct = ((W - Q) @ X.T).square().sum() / (W @ X.T).square().sum()
     assert output_error(W, Q, X.T @ X) == pytest.approx(float(direct), rel=1e-4)
     assert output_error(torch.zeros(2, 4), torch.zeros(2, 4), None) == 0.0
+
+
+@pytest.mark.parametrize("power", [-120, -30, 30, 118])
+def test_output_error_knows_no_unit(power: int) -> None:
+    """Products with squares of very small or large inputs would underflow or overflow."""
+    X, W = torch.randn(50, 32), weight(6)
+    Q, H = W + 1e-3 * weight(7), X.T @ X
+    assert output_error(W, Q, H * 2.0**power) == output_error(W, Q, H)

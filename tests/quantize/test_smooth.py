@@ -236,9 +236,21 @@ def test_a_row_whose_scales_would_underflow_stays():
     assert (folded.s == 64).sum() == 7
 
 
-def test_tokens_are_taken_evenly_from_the_first_on():
-    inputs = torch.arange(20.0).reshape(1, 10, 2)
-    assert sampled(inputs, 4)[:, 0].tolist() == [0, 6, 12, 18]
-    assert sampled(inputs, 1)[:, 0].tolist() == [0]
-    assert torch.equal(sampled(inputs, 99), inputs[0])
-    assert sampled(inputs.half(), 4).dtype == torch.float32
+def test_tokens_are_taken_evenly():
+    inputs = torch.arange(24.0).reshape(1, 12, 2)
+    assert sampled(inputs, 4, 0)[:, 0].tolist() == [0, 6, 12, 18]
+    assert sampled(inputs, 4, 1)[:, 0].tolist() == [0, 6, 12, 18]
+    assert sampled(inputs, 4, 2)[:, 0].tolist() == [2, 8, 14, 20]
+    assert sampled(inputs, 1, 3)[:, 0].tolist() == [0]
+    assert torch.equal(sampled(inputs, 99, 5), inputs[0])
+    assert sampled(inputs.half(), 4, 0).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(8, 64), (5, 33), (8, 512), (7, 7)])
+def test_few_windows_show_their_first_token(rows, tokens):
+    """The largest outliers live there: in every window's sample they would decide alone."""
+    inputs = torch.arange(float(tokens))[None, :, None]
+    found = [sampled(inputs, rows, turn)[:, 0].tolist() for turn in range(3 * rows)]
+    assert all(taken == sorted(set(taken)) and len(taken) == rows for taken in found)
+    assert all(max(taken) > tokens - tokens / rows - 1 for taken in found)
+    assert sum(0 in taken for taken in found) == (3 if tokens > rows else 3 * rows)

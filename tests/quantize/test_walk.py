@@ -170,6 +170,24 @@ def test_dead_inputs_are_told(tmp_path: Path) -> None:
         assert told == (record.name.startswith("model.layers.1.self_attn.") and not record.name.endswith("o_proj"))
 
 
+@pytest.mark.parametrize("settings", [GptqSettings(), ONE_STREAM], ids=["two streams", "one stream"])
+@pytest.mark.parametrize("size", [1e-12, 1e-21, 1e-22, 1e-30])
+def test_tiny_inputs(size: float, settings: GptqSettings, tmp_path: Path) -> None:
+    """Their squares have few digits left in float32, or none: the weights stay near the original's all the same."""
+    folder = tiny.tiny_llama(tmp_path / "m")
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        edit(folder, f"model.layers.1.{norm}.weight", lambda tensor: tensor.fill_(size))
+    found = walk(folder, windows(), settings)
+    original = open_checkpoint(folder)
+    for record in found.records:
+        W = original.read(f"{record.name}.weight")
+        assert (found.weights[record.name].dequantize(torch.float32) - W).norm() < 0.15 * W.norm(), record.name
+        assert record.error_before is not None
+        assert record.error_after is not None
+        if size > 1e-22 and not record.name.endswith("down_proj"):  # its inputs are squares of tiny ones
+            assert 0 < record.error_after < record.error_before < 0.02, record.name
+
+
 def test_a_block_whose_inputs_are_all_zero(tmp_path: Path) -> None:
     folder = tiny.tiny_llama(tmp_path / "m")
     edit(folder, "model.layers.1.input_layernorm.weight", lambda tensor: tensor.fill_(0))

@@ -12,6 +12,7 @@ from sample_report import OUTPUT, fidelity, sample_measurements, sample_report
 from compress.metrics import METRICS
 from compress.records import Interval, LayerRecord, Measurement, StepRecord
 from compress.report.build import layer_part, measurement_part, plain, step_part
+from compress.report.remarks import remarks
 from compress.report.schema import Report, report_json
 
 
@@ -161,6 +162,31 @@ def test_memory_that_did_not_shrink_is_said() -> None:
     peaks = [Measurement("memory.peak", subject, value) for subject, value in (("original", 640.0), ("result", 655.0))]
     assert "smaller on disk, not in memory" in remarks_of(*peaks)
     assert "in memory" not in remarks_of(peaks[0], replace(peaks[1], value=300.0))
+
+
+def refined(steps: int, *notes: str) -> str:
+    layers = tuple(LayerRecord(f"layer.{index}", (4, 4), notes=("other", note)) for index, note in enumerate(notes))
+    step = StepRecord("quantize", {"algorithm": "gptq", "refine": steps}, layers)
+    return "\n".join(remarks((), [step], format_name="gptq", proved=True))
+
+
+def test_what_refinement_brought_is_said() -> None:
+    kept, dropped = "refined: the error 0.2 -> 0.1", "refinement dropped: the error 0.1 -> 0.2"
+    assert "refine" not in refined(0, "")
+    assert "refinement (9 steps) was kept in blocks with 2 of 2 layers" in refined(9, kept, kept)
+    assert "in the others" not in refined(9, kept, kept)
+    text = refined(9, kept, dropped, dropped)
+    assert "refinement (9 steps) was kept in blocks with 1 of 3 layers; in the others, windows that" in text
+
+
+def test_what_took_factors_over_is_said_once_for_each() -> None:
+    producers = ("input_layernorm", "input_layernorm", "mlp.up_proj", None)
+    layers = tuple(
+        LayerRecord(f"layer.{index}", (4, 4), smoothing=None if name is None else {"producer": name})
+        for index, name in enumerate(producers)
+    )
+    step = StepRecord("quantize", {"algorithm": "rtn"}, layers)
+    assert "folded into 2 norms and earlier layers" in "\n".join(remarks((), [step], format_name="gptq", proved=True))
 
 
 def test_output_is_as_the_user_named_it() -> None:
