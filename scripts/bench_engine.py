@@ -8,7 +8,7 @@ folder, and its peak memory; a comparison of times needs rows that were made wit
 `measure` answers the same tokens of two texts with all rows that are there, or with those that are named: Wikipedia
 leads, which is the calibration's own domain, and a second domain. KL is the mean over tokens of KL(original || row),
 nats, in float32 on dequantized weights, with a 95 % block-bootstrap interval; differences are paired by token.
-Calibration: 128 x 512 tokens of the package's text. Ours and the plain loop compute forwards in the source's bfloat16
+Calibration: 128 x 512 tokens of the package's text, or --samples of them. Ours and the plain loop compute forwards in the source's bfloat16
 where the CPU multiplies it fast, GPTQModel in float32, AutoRound in what it chooses for a float32 model.
 """
 
@@ -82,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--models", type=Path, required=True, help="folder for the models of the rows")
     parser.add_argument("--group-size", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="calibration windows of our rows")
     parser.add_argument("--peer-python", default=sys.executable, help="Python of the peer's environment")
     parser.add_argument("--second-text", type=Path)
     parser.add_argument("--tokens", type=int, default=32768, help="of each text, for the rows named in --long")
@@ -100,7 +101,8 @@ def make(row: str, arguments: argparse.Namespace) -> None:
         command += [] if row == "AutoRound" else [str(arguments.group_size)]
     else:
         command = [sys.executable, "-m", "compress", "quantize", str(arguments.model), "-o", str(output)]
-        command += ["--no-evaluate", "--no-bench", "--quiet", "--overwrite", *options(row, arguments.group_size)]
+        command += ["--no-evaluate", "--no-bench", "--quiet", "--overwrite", "--samples", str(arguments.samples)]
+        command += options(row, arguments.group_size)
     start = time.perf_counter()
     # GPTQModel's loader asks for two workers and its default pool on two cores has one.
     subprocess.run(command, check=True, env=os.environ | {"GPTQMODEL_CPU_WORKERS": "2"}, stdout=subprocess.DEVNULL)
@@ -154,7 +156,7 @@ def measure(arguments: argparse.Namespace) -> None:
     result = {
         "environment": environment(),
         "model": arguments.model.name,
-        "settings": {"group_size": arguments.group_size, "samples": SAMPLES, "length": LENGTH},
+        "settings": {"group_size": arguments.group_size, "samples": arguments.samples, "length": LENGTH},
         "made": {row: made(path) for row, path in rows.items()},
         "rows": {text: {row: figures(one) for row, one in found.items()} for text, found in tokens.items()},
         "paired with default": {text: differences(found) for text, found in tokens.items()},

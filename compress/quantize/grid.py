@@ -10,6 +10,7 @@ dtype it will be stored in before a code is chosen, so that what is evaluated is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -111,12 +112,19 @@ def output_error(W: torch.Tensor, quantized: torch.Tensor, H: torch.Tensor | Non
 
     Returns 0 for a weight whose outputs are all zero.
     """
-    D = W - quantized
-    if H is None:
-        error, signal = D.square().sum(), W.square().sum()
-    else:
+    return output_errors(W, [quantized], H)[0]
+
+
+def output_errors(W: torch.Tensor, several: Sequence[torch.Tensor], H: torch.Tensor | None) -> list[float]:
+    """`output_error` of several weights that stand for W."""
+    if H is not None:
         # a power of two changes no digit, and products with the squares of tiny inputs do not underflow
         unit = 2.0 ** -(math.frexp(float(H.diagonal().amax()))[1] // 2)
-        D, W = D * unit, W * unit
-        error, signal = ((D @ H) * D).sum(), ((W @ H) * W).sum()
-    return float(error.clamp(min=0) / signal) if signal > 0 else 0.0
+        W, several = W * unit, [quantized * unit for quantized in several]
+    signal = _energy(W, H)
+    return [float(_energy(W - one, H).clamp(min=0) / signal) if signal > 0 else 0.0 for one in several]
+
+
+def _energy(W: torch.Tensor, H: torch.Tensor | None) -> torch.Tensor:
+    """tr(W H W^T)."""
+    return W.square().sum() if H is None else ((W @ H) * W).sum()

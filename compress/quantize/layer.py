@@ -13,7 +13,7 @@ from compress.errors import BrokenResultError
 from compress.model.anatomy import LinearLayer
 from compress.model.checkpoint import Checkpoint
 from compress.quantize.gptq import GptqResult, GptqSettings, Prepared, gptq
-from compress.quantize.grid import max_abs_scale, output_error, quantize_nearest, search_scale
+from compress.quantize.grid import max_abs_scale, output_errors, quantize_nearest, search_scale
 from compress.quantize.statistics import Statistics
 from compress.records import LayerRecord
 from compress.scheme import QuantizedWeight, Scheme
@@ -151,6 +151,7 @@ def record(
     dense = weight.dequantize(torch.float32)
     both = (W == 0) & (dense == 0)
     zero_groups = int(both.reshape(W.shape[0], weight.scale.shape[1], -1).all(dim=-1).sum())
+    before, after = output_errors(target, [plain.dequantize(torch.float32), facts.unsmoothed(dense)], facts.H)
     remarks = [*notes, f"{zero_groups} groups are all zero and stay exactly zero"] if zero_groups else list(notes)
     return LayerRecord(
         name=plan.layer.name,
@@ -162,8 +163,8 @@ def record(
         damping=damping,
         rank_bound=None if facts.tokens is None else min(facts.tokens, plan.layer.width),
         tokens=facts.tokens,
-        error_before=output_error(target, plain.dequantize(torch.float32), facts.H),
-        error_after=output_error(target, facts.unsmoothed(dense), facts.H),
+        error_before=before,
+        error_after=after,
         notes=tuple(remarks),
         sha256=weight_sha256(weight),
     )
