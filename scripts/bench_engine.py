@@ -8,8 +8,9 @@ folder, and its peak memory; a comparison of times needs rows that were made wit
 `measure` answers the same tokens of two texts with all rows that are there, or with those that are named: Wikipedia
 leads, which is the calibration's own domain, and a second domain. KL is the mean over tokens of KL(original || row),
 nats, in float32 on dequantized weights, with a 95 % block-bootstrap interval; differences are paired by token.
-Calibration: 128 x 512 tokens of the package's text, or --samples of them. Ours and the plain loop compute forwards in the source's bfloat16
-where the CPU multiplies it fast, GPTQModel in float32, AutoRound in what it chooses for a float32 model.
+Calibration: 128 x 512 tokens of the package's text, or --samples of them. Ours and the plain loop compute forwards in
+the source's bfloat16 where the CPU multiplies it fast, GPTQModel in float32, AutoRound in what it chooses for a
+float32 model.
 """
 
 from __future__ import annotations
