@@ -10,7 +10,7 @@ harmful change of the other columns is, by eq. (2),
 and eq. (3) removes row and column i from H^-1. Both come out of one upper Cholesky factor U of H^-1 = U^T U: when
 column i is due, row i of U divided by U_ii is the row of the current H^-1 divided by its diagonal (algorithm 1).
 
-What is done beyond algorithm 1 (`GptqSettings` switches each off; scripts/bench_engine.json says what each brings):
+What is done beyond algorithm 1 (`GptqSettings` switches each off; scripts/bench_engine.py measures what each brings):
 - Columns are rounded in order of falling H_ii ("static activation order"): what sees the largest inputs is rounded
   while most other columns can still repair it. Groups stay those of the natural order and their scales are fixed
   before the sweep, so nothing has to be reordered at run time.
