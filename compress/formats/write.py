@@ -7,18 +7,16 @@ umask's, a full disk is an ordinary OSError, and nothing is copied on the way.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from compress.errors import BrokenResultError, MissingResourceError
+from compress.durable import space_for, write_bytes
+from compress.errors import BrokenResultError
 from compress.formats import compressed_tensors, gptq, plain
 from compress.formats.layout import Shard, layer_tensors, shard_layout, stored_tensors
 from compress.model.anatomy import LinearLayer, anatomy
@@ -84,7 +82,7 @@ def write_checkpoint(
             write_shard(stage, shard, pieces.of(shard, advance))
             written.append(shard.file)
     if len(shards) > 1:
-        _write_text(stage / INDEX_FILE, _dump(_index(shards), sort=True))
+        write_bytes(stage / INDEX_FILE, _dump(_index(shards), sort=True).encode())
         written.append(INDEX_FILE)
     side_files = copy_side_files(source.folder, stage, trust_remote_code=trust_remote_code)
     for name in side_files:
@@ -111,7 +109,7 @@ def write_shard(folder: Path, shard: Shard, tensors: Mapping[str, torch.Tensor])
                 f"{tensor.dtype} {list(tensor.shape)}."
             )
     path = folder / shard.file
-    with _space_for(path, shard.nbytes), path.open("wb") as file:
+    with space_for(path, shard.nbytes), path.open("wb") as file:
         file.write(shard.header())
         for stored in shard.tensors:
             file.write(_bytes_of(tensors[stored.name]))
@@ -244,9 +242,9 @@ def _write_config(stage: Path, config: Mapping[str, Any], *, in_order: bool) -> 
     files = [CONFIG_FILE]
     block = config.get("quantization_config") or {}
     if block.get("quant_method") == "gptq":
-        _write_text(stage / gptq.CONFIG_FILE, _dump(block, sort=False))
+        write_bytes(stage / gptq.CONFIG_FILE, _dump(block, sort=False).encode())
         files.append(gptq.CONFIG_FILE)
-    _write_text(stage / CONFIG_FILE, _dump(config, sort=in_order))
+    write_bytes(stage / CONFIG_FILE, _dump(config, sort=in_order).encode())
     return files
 
 
@@ -275,29 +273,6 @@ def _dump(value: Mapping[str, Any], *, sort: bool) -> str:
     return json.dumps(value, indent=2, sort_keys=sort) + "\n"
 
 
-def _write_text(path: Path, text: str) -> None:
-    data = text.encode()
-    with _space_for(path, len(data)), path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-@contextmanager
-def _space_for(path: Path, needed: int) -> Iterator[None]:
-    """Turns "no space left" into an error that says which file, how much it needs and how much is free."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        free = shutil.disk_usage(path.parent).free
-        raise MissingResourceError(
-            f"{path}: the disk is full: the file needs {needed} bytes, {free} are free.",
-            hint="Free some space, or choose another output with -o.",
-        ) from error

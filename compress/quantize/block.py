@@ -15,7 +15,7 @@ from torch import nn
 from compress.model.anatomy import Anatomy
 from compress.model.blocks import BlockModel, Call
 from compress.model.checkpoint import Checkpoint
-from compress.model.folding import producers
+from compress.model.folding import Producer
 from compress.quantize.folds import changes, smoothing_record, standing
 from compress.quantize.gptq import GptqResult, GptqSettings, prepare
 from compress.quantize.layer import (
@@ -109,6 +109,7 @@ def opened_block(
     model: BlockModel,
     checkpoint: Checkpoint,
     anatomy: Anatomy,
+    producers: Mapping[str, Producer],
     index: int,
     plans: Sequence[LayerPlan],
     settings: WalkSettings,
@@ -119,7 +120,7 @@ def opened_block(
         original = copy.deepcopy(block) if streams.original is not None else None
         calls = [calls[index] for calls in streams.calls]
         name = anatomy.block_name(index)
-        yield BlockWork(block, original, name, anatomy, checkpoint, list(plans), settings, streams, calls)
+        yield BlockWork(block, original, name, anatomy, producers, checkpoint, list(plans), settings, streams, calls)
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ class BlockWork:
 
     Attributes:
         block, original: its modules in the quantized and in the original model.
-        weights, records: of the layers that are done.
+        producers: by group, what may take factors over.
+        weights, records: of the layers that are done, by name.
         replaced: tensors of the checkpoint that took factors over, by their name in the file.
     """
 
@@ -155,13 +157,14 @@ class BlockWork:
     original: nn.Module | None
     name: str
     anatomy: Anatomy
+    producers: Mapping[str, Producer]
     checkpoint: Checkpoint
     plans: list[LayerPlan]
     settings: WalkSettings
     streams: Streams
     calls: list[Call]
     weights: dict[str, QuantizedWeight] = field(default_factory=dict)
-    records: list[LayerRecord] = field(default_factory=list)
+    records: dict[str, LayerRecord] = field(default_factory=dict)
     replaced: dict[str, torch.Tensor] = field(default_factory=dict)
     _done: list[_Done] = field(default_factory=list)
 
@@ -206,19 +209,16 @@ class BlockWork:
 
     def _add(
         self, seen: dict[str, _Seen], which: range, quantized: PausedPass, original: PausedPass | None, share: Share
-    ) -> bool:
-        """Adds what the windows of a pass see at their next stop; False where they are through."""
+    ) -> None:
+        """Adds what the windows of a pass see at their next stop."""
         others: Iterator[Reached | None] = repeat(None) if original is None else original.advance()
         pairs = zip(quantized.advance(), others, strict=original is not None)
-        found = False
         for window, (here, there) in zip(which, pairs, strict=False):
-            found = True
             share.step()
             if window < self._fitted:
                 if here.group not in seen:
                     seen[here.group] = _Seen(here.inputs.shape[-1], self.settings.device)
                 self._see(seen[here.group], window, here, there)
-        return found
 
     def _see(self, seen: _Seen, window: int, here: Reached, there: Reached | None) -> None:
         """Adds one window. Layers that are only rounded need no more than a sample of their inputs."""
@@ -309,7 +309,7 @@ class BlockWork:
         self, group: str, plans: list[LayerPlan], weights: list[torch.Tensor], seen: _Seen
     ) -> tuple[torch.Tensor | None, Mapping[str, Any] | None]:
         """Factors [in] of a group and what its records say of them; what took them over is changed in here."""
-        producer = producers(self.checkpoint, self.anatomy, {plan.layer.name for plan in self.plans}).get(group)
+        producer = self.producers.get(group)
         if producer is None or (producer.bias is not None and not self.settings.fold_biases):
             return None, None
         layers = {layer.name: layer for layer in self.anatomy.layers}
@@ -327,18 +327,15 @@ class BlockWork:
         changed = changes(before, smoothing.folded)
         self.replaced |= changed.replaced
         self.weights |= changed.weights
-        self.records = [
-            replace(one, sha256=weight_sha256(changed.weights[one.name])) if one.name in changed.weights else one
-            for one in self.records
-        ]
+        for name, weight in changed.weights.items():
+            self.records[name] = replace(self.records[name], sha256=weight_sha256(weight))
         return smoothing.s, smoothing_record(producer, smoothing)
 
     def _keep(self, done: _Done, note: str | None = None) -> None:
         """Takes a layer's weight as it is now; with learning ahead, what that needs is kept too."""
         name, weight = done.plan.layer.name, done.result.weight
-        self.records = [one for one in self.records if one.name != name]
         new = layer_record(done.plan, done.W, done.result, done.facts, self.settings.gptq, note)
-        self.records.append(replace(new, smoothing=done.noted))
+        self.records[name] = replace(new, smoothing=done.noted)
         self.weights[name] = weight
         dense = done.facts.unsmoothed(weight.dequantize(torch.float32))
         _replace_weight(self.block.get_submodule(self._path(done.plan)), dense, done.plan.layer.transposed)

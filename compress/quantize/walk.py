@@ -21,6 +21,7 @@ from compress.journal import Resumed, SavePart
 from compress.model.anatomy import Anatomy
 from compress.model.blocks import BlockModel, Call
 from compress.model.checkpoint import Checkpoint
+from compress.model.folding import producers
 from compress.progress import Progress
 from compress.quantize.block import Share, Streams, WalkSettings, opened_block
 from compress.quantize.layer import Facts, LayerPlan, nearest, read_weight, record
@@ -66,6 +67,7 @@ def quantize_blocks(
     for plan in plans:
         by_block.setdefault(plan.layer.block, []).append(plan)
     last = max(by_block)
+    sources = producers(checkpoint, anatomy, {plan.layer.name for plan in plans})
     streams = _first_inputs(
         model, windows, two=settings.two_streams and any(plan.algorithm == "gptq" for plan in plans)
     )
@@ -82,16 +84,12 @@ def quantize_blocks(
         for index in range(first, last + 1):
             block_plans = by_block.get(index, [])
             share = Share(advance, len(windows) * (1 + len({plan.layer.fused for plan in block_plans})))
-            with opened_block(model, checkpoint, anatomy, index, block_plans, settings, streams) as work:
+            with opened_block(model, checkpoint, anatomy, sources, index, block_plans, settings, streams) as work:
                 work.run(share)
-            save(
-                f"block-{index:05d}",
-                work.weights,
-                work.records,
-                work.replaced,
-                streams.state() if index < last else None,
-            )
-            records += work.records
+            new = list(work.records.values())
+            state = streams.state() if index < last else None
+            save(f"block-{index:05d}", work.weights, new, work.replaced, state)
+            records += new
             del work  # its weights and statistics go before the next block's come
             share.finish()
     return records

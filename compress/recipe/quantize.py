@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, ValidationError, ValidationInfo, field_validator
 
@@ -26,6 +26,15 @@ from compress.scheme import PER_CHANNEL, TARGETS, Target
 
 DEFAULT_DAMPING = 0.05
 DEFAULT_MAX_FALLBACK = 0.05
+
+
+_ONLY_GPTQ = {
+    "damping": "uses damping",
+    "gptq": "has these switches",
+    "max_fallback": "can fall back",
+    "refine": "is refined",
+}
+"""Fields that only algorithm gptq may change, and what it does with them."""
 
 
 class Override(Section):
@@ -155,33 +164,13 @@ class Quantize(Section):
             raise ValidationError.from_exception_data(cls.__name__, faults)
         return overrides
 
-    @field_validator("damping")
+    @field_validator(*_ONLY_GPTQ)
     @classmethod
-    def _damping_of_gptq(cls, damping: float, info: ValidationInfo) -> float:
-        if damping != DEFAULT_DAMPING:
-            _only_gptq("uses damping", info)
-        return damping
-
-    @field_validator("gptq")
-    @classmethod
-    def _switches_of_gptq(cls, switches: Gptq, info: ValidationInfo) -> Gptq:
-        if switches != Gptq():
-            _only_gptq("has these switches", info)
-        return switches
-
-    @field_validator("max_fallback")
-    @classmethod
-    def _fallback_of_gptq(cls, share: float, info: ValidationInfo) -> float:
-        if share != DEFAULT_MAX_FALLBACK:
-            _only_gptq("can fall back", info)
-        return share
-
-    @field_validator("refine")
-    @classmethod
-    def _refine_of_gptq(cls, steps: int, info: ValidationInfo) -> int:
-        if steps:
-            _only_gptq("is refined", info)
-        return steps
+    def _of_gptq(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.field_name or ""
+        if value != cls.model_fields[name].default:
+            _check_gptq(_ONLY_GPTQ[name], info)
+        return value
 
     @field_validator("smooth")
     @classmethod
@@ -222,7 +211,7 @@ def _algorithm(
     return asked or ("gptq" if "gptq" in defaults else target.default_algorithm)
 
 
-def _only_gptq(verb: str, info: ValidationInfo) -> None:
+def _check_gptq(verb: str, info: ValidationInfo) -> None:
     """Raises unless the step's algorithm is gptq, or cannot be known because other values are wrong."""
     target = _target(info)
     if target is None or not {"algorithm", "overrides"} <= info.data.keys():

@@ -116,7 +116,7 @@ def test_a_full_disk_says_which_file_needs_how_much(tmp_path):
     """/dev/full answers every write with "no space left on device"."""
     shard = Shard("model.safetensors", (StoredTensor("a", "F32", (100_000,)),))
     (tmp_path / shard.file).symlink_to("/dev/full")
-    with pytest.raises(MissingResourceError, match=rf"model\.safetensors: .* {shard.nbytes} bytes, \d+ are free"):
+    with pytest.raises(MissingResourceError, match=rf"model\.safetensors: .* {shard.nbytes:,} bytes, [\d,]+ are free"):
         write_shard(tmp_path, shard, {"a": torch.zeros(100_000)})
 
 
