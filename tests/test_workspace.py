@@ -6,16 +6,15 @@ import hashlib
 import json
 import multiprocessing
 import os
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from workspaces import content
 
 from compress import workspace as under_test
-from compress.errors import MismatchError, MissingResourceError, UsageError
-from compress.journal import Journal, finished
-from compress.output import LONGEST_NAME, MARKER, REPORT_FILES, check_output
+from compress.errors import MissingResourceError, UsageError
+from compress.output import MARKER, REPORT_FILES, check_output
 from compress.workspace import check_space, opened, publish
 
 
@@ -175,11 +174,6 @@ def test_files_get_the_umasks_permissions(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
-
-
-def content(folder: Path) -> dict[str, str]:
-    """Every file below a folder, with its text."""
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link", "marker_link"])
@@ -365,108 +359,6 @@ def test_an_old_folder_that_a_killed_run_had_moved_aside_is_put_back(tmp_path: P
     assert set(content(tmp_path)) == {"out/config.json", "out/compress.json"}
 
 
-@pytest.fixture
-def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that says it is a mount point: mounting needs root."""
-    folder = tmp_path / "mount"
-    folder.mkdir()
-    ismount = os.path.ismount
-    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == folder or ismount(path))
-    return folder
-
-
-def test_a_mount_point_is_filled(mount: Path) -> None:
-    for _ in range(2):
-        with opened(mount) as workspace:
-            (workspace.stage / "new.txt").write_text("new")
-            (workspace.stage / "sub").mkdir()
-            publish(workspace)
-        assert sorted(path.name for path in mount.iterdir()) == ["new.txt", "sub"]
-        shutil.rmtree(mount / "sub")
-        (mount / "new.txt").unlink()
-
-
-def test_on_a_mount_point_nothing_is_replaced(mount: Path) -> None:
-    def late() -> None:
-        with opened(mount) as workspace:
-            for name in ("a.txt", "new.txt"):
-                (workspace.stage / name).write_text("new")
-            (mount / "new.txt").write_text("mine")
-            publish(workspace)
-
-    with pytest.raises(UsageError, match=r"came into the output: new\.txt"):
-        late()
-    assert content(mount) == {"new.txt": "mine"}
-
-
-def test_a_mount_point_that_is_no_longer_empty_is_not_filled(mount: Path) -> None:
-    def late() -> None:
-        with opened(mount) as workspace:
-            (workspace.stage / "new.txt").write_text("new")
-            (mount / "thesis.tex").write_text("mine")
-            publish(workspace)
-
-    with pytest.raises(UsageError, match="not empty"):
-        late()
-    assert content(mount) == {"thesis.tex": "mine"}
-
-
-def test_on_a_mount_point_it_is_all_or_nothing(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = Path.rename
-
-    def interfering(path: Path, target: Path) -> Path:
-        if path.name == "a.txt":
-            (mount / "new.txt").write_text("mine")
-        return rename(path, target)
-
-    def late() -> None:
-        with opened(mount) as workspace:
-            for name in ("a.txt", "new.txt"):
-                (workspace.stage / name).write_text("new")
-            monkeypatch.setattr(Path, "rename", interfering)
-            publish(workspace)
-
-    with pytest.raises(UsageError, match=r"came into the output: new\.txt"):
-        late()
-    assert content(mount) == {"new.txt": "mine"}
-
-
-def test_the_working_directory_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    for spelling in (".", "../here", str(here)):
-        with pytest.raises(UsageError, match="working directory"):
-            check_output(Path(spelling), None, overwrite=False)
-        with pytest.raises(UsageError, match="working directory"), opened(Path(spelling)):
-            pass
-    assert [path.name for path in tmp_path.iterdir()] == ["here"]
-
-
-def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # goes back at the end
-    (tmp_path / "gone").mkdir()
-    os.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(UsageError, match="no longer exists"):
-        check_output(Path("out"), None, overwrite=False)
-
-
-def test_names_that_no_file_system_takes(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=str(LONGEST_NAME)):
-        check_output(tmp_path / ("é" * (LONGEST_NAME // 2 + 1)), None, overwrite=False)
-    with pytest.raises(UsageError, match="null"):
-        check_output(tmp_path / "a\0b", None, overwrite=False)
-    with pytest.raises(UsageError, match="too long"):
-        check_output(tmp_path / ("x" * 300) / "out", None, overwrite=False)
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    with pytest.raises(UsageError, match="loop"):
-        check_output(loop / "out", None, overwrite=False)
-    with opened(tmp_path / ("x" * LONGEST_NAME)) as workspace:
-        publish(workspace)
-
-
 def test_an_interrupt_during_the_clean_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear, calls = under_test._clear, []
 
@@ -481,106 +373,3 @@ def test_an_interrupt_during_the_clean_up_leaves_nothing(tmp_path: Path, monkeyp
         (workspace.stage / "half").write_text("x")
     assert len(calls) == 3
     assert list(tmp_path.iterdir()) == []
-
-
-def interrupted(output: Path, error: BaseException, *, parts: int = 2, resume: bool = False) -> list[str]:
-    """A run that saves parts and then fails; returns what it said and what it noted on the error."""
-    said: list[str] = []
-
-    def fails() -> None:
-        with opened(output, resume=resume, say=said.append) as workspace:
-            journal = Journal.start(workspace.partial, {})
-            for number in range(parts):
-                journal.save(f"block-{number:05d}", {}, [])
-            (workspace.stage / "half").write_text("x")
-            raise error
-
-    with pytest.raises(type(error)):
-        fails()
-    return said + getattr(error, "__notes__", [])
-
-
-@pytest.mark.parametrize(
-    "kind", [KeyboardInterrupt, OSError, MemoryError, RuntimeError, MissingResourceError, UsageError]
-)
-def test_a_run_that_fails_after_a_block_can_be_resumed(kind: type[BaseException], tmp_path: Path) -> None:
-    told = interrupted(tmp_path / "deep" / "out", kind("why"))
-    partial = tmp_path / "deep" / ".out.partial"
-    assert told == [f"2 finished blocks are kept in {partial}: the same command with --resume goes on from there."]
-    assert set(content(tmp_path / "deep")) == {
-        f".out.partial/{name}"
-        for name in (MARKER, "journal.json", "parts/block-00000.safetensors", "parts/block-00001.safetensors")
-    }
-    said: list[str] = []
-    with opened(tmp_path / "deep" / "out", resume=True, say=said.append) as workspace:
-        assert finished(workspace.partial) == ("block-00000", "block-00001")
-        assert list(workspace.stage.iterdir()) == []
-        publish(workspace)
-        assert finished(workspace.partial) == ()
-    assert said == []
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
-
-
-def test_a_run_that_fails_before_the_first_block_leaves_nothing(tmp_path: Path) -> None:
-    assert interrupted(tmp_path / "out", KeyboardInterrupt(), parts=0) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_fresh_run_says_what_it_discards_before_it_does(tmp_path: Path) -> None:
-    interrupted(tmp_path / "out", KeyboardInterrupt())
-    left = []
-
-    def say(message: str) -> None:
-        left.append((message, finished(tmp_path / ".out.partial")))
-
-    with opened(tmp_path / "out", say=say) as workspace:
-        assert sorted(path.name for path in workspace.partial.iterdir()) == [MARKER, "stage"]
-    (message, parts), *more = left
-    assert message.startswith("Discarding 2 finished blocks")
-    assert len(parts) == 2
-    assert not more
-
-
-def test_resuming_nothing_starts_and_says_so(tmp_path: Path) -> None:
-    said: list[str] = []
-    for _ in range(2):
-        with opened(tmp_path / "out", resume=True, say=said.append):
-            pass
-    assert len(said) == 2
-    assert all("starting from the beginning" in message for message in said)
-
-
-def test_a_refused_resume_keeps_the_work_and_says_no_more(tmp_path: Path) -> None:
-    interrupted(tmp_path / "out", KeyboardInterrupt())
-    error = MismatchError("another run")
-
-    def refused() -> None:
-        with opened(tmp_path / "out", resume=True):
-            raise error
-
-    with pytest.raises(MismatchError):
-        refused()
-    assert len(finished(tmp_path / ".out.partial")) == 2
-    assert not hasattr(error, "__notes__")
-
-
-def test_what_an_interrupted_run_left_counts_as_free(tmp_path: Path) -> None:
-    interrupted(tmp_path / "out", KeyboardInterrupt())
-    there = tmp_path / ".out.partial" / "parts" / "block-00000.safetensors"
-    with there.open("wb") as file:
-        file.truncate(10**12)  # sparse
-    check_space(tmp_path / "out", 10**12)
-    with pytest.raises(MissingResourceError, match=r"MB are free, 1,000,000\.\d MB of an interrupted run are there"):
-        check_space(tmp_path / "out", 10**18)
-    with pytest.raises(MissingResourceError, match="MB are free"):
-        check_space(tmp_path / "other", 10**18)
-
-
-def test_resume_on_a_mount_point(mount: Path) -> None:
-    interrupted(mount, KeyboardInterrupt())
-    assert len(finished(mount / ".mount.partial")) == 2
-    with opened(mount, resume=True) as workspace:
-        assert len(finished(workspace.partial)) == 2
-        (workspace.stage / "new.txt").write_text("new")
-        publish(workspace)
-    assert content(mount) == {"new.txt": "new"}
