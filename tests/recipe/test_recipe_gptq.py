@@ -6,25 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from recipes_written import faults, step
 
-from compress.errors import RecipeError, UsageError
+from compress.errors import UsageError
 from compress.recipe.quantize import DEFAULT_DAMPING, Gptq, Quantize
-from compress.recipe.source import load_recipe, recipe_from_options
+from compress.recipe.source import recipe_from_options
 
-HEAD = "version: 1\nmodel: ./m\nsteps:\n  - quantize:\n"
 GIVEN = {"MODEL": "m", "--target": "int4"}
-
-
-def step(folder: Path, lines: str) -> Quantize:
-    path = folder / "recipe.yaml"
-    path.write_text(HEAD + "".join(f"      {line}\n" for line in lines.splitlines()))
-    return load_recipe(path).steps[0].quantize
-
-
-def faults(folder: Path, lines: str) -> list[str]:
-    with pytest.raises(RecipeError) as caught:
-        step(folder, lines)
-    return [str(problem).removeprefix(f"{folder}/recipe.yaml:") for problem in caught.value.problems]
 
 
 def refused(*switches: str, **options: str) -> list[str]:

@@ -6,25 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recipes_written import faults, step
 
-from compress.errors import RecipeError, UsageError
+from compress.errors import UsageError
 from compress.recipe.quantize import Override, Quantize
-from compress.recipe.source import load_recipe, recipe_from_options
+from compress.recipe.source import recipe_from_options
 from compress.recipe.units import parse_share
-
-HEAD = "version: 1\nmodel: ./m\nsteps:\n  - quantize:\n"
-
-
-def step(folder: Path, lines: str) -> Quantize:
-    path = folder / "recipe.yaml"
-    path.write_text(HEAD + "".join(f"      {line}\n" for line in lines.splitlines()))
-    return load_recipe(path).steps[0].quantize
-
-
-def faults(folder: Path, lines: str) -> list[str]:
-    with pytest.raises(RecipeError) as caught:
-        step(folder, lines)
-    return [str(problem).removeprefix(f"{folder}/recipe.yaml:") for problem in caught.value.problems]
 
 
 def test_overrides_keep_their_order(tmp_path: Path) -> None:

@@ -9,40 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from recipes_written import GOOD, load, problems, quantize, write
 
-from compress.errors import EXIT_USAGE, RecipeError, UsageError
+from compress.errors import RecipeError, UsageError
 from compress.recipe.schema import Bench, Calibration, Evaluate, Quantize, Recipe
 from compress.recipe.source import load_recipe
-
-GOOD = "version: 1\nmodel: m\nsteps:\n  - quantize: {target: int4}\n"
-
-
-def write(folder: Path, text: str | bytes) -> Path:
-    path = folder / "recipe.yaml"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
-
-
-def load(folder: Path, text: str | bytes) -> Recipe:
-    return load_recipe(write(folder, text))
-
-
-def problems(folder: Path, text: str | bytes) -> list[str]:
-    """Each problem as "line:column: path: message"."""
-    path = write(folder, text)
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(path)
-    assert caught.value.exit_code == EXIT_USAGE
-    lines = caught.value.message.split("\n")
-    assert all(line.startswith(f"{path}:") for line in lines)
-    assert len(lines) == len(caught.value.problems)
-    places = [(problem.line, problem.column) for problem in caught.value.problems]
-    assert places == sorted(places)
-    return [line.removeprefix(f"{path}:") for line in lines]
-
-
-def quantize(settings: str) -> str:
-    return f"version: 1\nmodel: m\nsteps:\n  - quantize:\n      target: int4\n{settings}"
 
 
 def test_defaults(tmp_path: Path) -> None:
