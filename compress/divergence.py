@@ -23,15 +23,18 @@ class Divergence:
 
     Attributes:
         kl: KL(p || q) in nats, float64, >= 0; inf where q gives no probability to something p allows.
+        tv: total variation distance, float64, 0..1; 1 - tv is the chance that speculative sampling accepts a token that
+            q drafts for p (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", 3.2).
         same_top1: bool; both rows have their first maximum at the same index.
     """
 
     kl: Tensor
+    tv: Tensor
     same_top1: Tensor
 
 
 def compare(p_logits: Tensor, q_logits: Tensor, *, dtype: torch.dtype = torch.float64) -> Divergence:
-    """KL and top-1 agreement of softmax(p_logits) and softmax(q_logits).
+    """KL, total variation and top-1 agreement of softmax(p_logits) and softmax(q_logits).
 
     Args:
         p_logits, q_logits: [T, V], any floating dtype. -inf means probability 0.
@@ -50,6 +53,7 @@ def compare(p_logits: Tensor, q_logits: Tensor, *, dtype: torch.dtype = torch.fl
     terms = torch.where(p > 0, p * (log_p - log_q), 0.0).sub_(p).add_(q).clamp_min_(0)  # [T, V]
     return Divergence(
         kl=terms.sum(dim=-1),
+        tv=p.sub_(q).abs_().sum(dim=-1).mul_(0.5).clamp_max_(1.0),
         same_top1=p_logits.argmax(dim=-1) == q_logits.argmax(dim=-1),
     )
 
@@ -57,19 +61,6 @@ def compare(p_logits: Tensor, q_logits: Tensor, *, dtype: torch.dtype = torch.fl
 def token_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     """KL(p || q) in nats per token, [T] float64; see `compare`."""
     return compare(p_logits, q_logits).kl
-
-
-def total_variation(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Total variation distance per token, [T] float64 in [0, 1]."""
-    _check_shapes(p_logits, q_logits)
-    p, q = (torch.softmax(logits.to(torch.float64), dim=-1) for logits in (p_logits, q_logits))
-    return (p - q).abs_().sum(dim=-1).mul_(0.5).clamp_max_(1.0)
-
-
-def same_top1(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Whether both rows have their (first) maximum at the same index, [T] bool."""
-    _check_shapes(p_logits, q_logits)
-    return p_logits.argmax(dim=-1) == q_logits.argmax(dim=-1)
 
 
 def token_nll(logits: Tensor, targets: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -18,7 +18,9 @@ from compress.errors import UsageError
 
 PROVENANCE = "compress.json"
 REPORT_FOLDER = "report"
-REPORT_FILES = frozenset({"report.json", "report.md", "latency.json", "fidelity.npz", "embeddings.npz"})
+REPORT_FILES = frozenset(
+    {"report.json", "report.md", "report.html", "junit.xml", "metrics.json", "samples.jsonl", "latency.jsonl"}
+)
 MARKER = ".compress-run"
 LONGEST_NAME = 255 - len("..partial.lock")  # bytes; file systems take names of 255, and the lock's is the longest
 ELSEWHERE = "Give another folder with -o."

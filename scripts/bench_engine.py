@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from safetensors.torch import save_file
 
 from compress.data.text import read_corpus
 from compress.data.windows import Windows, decoder_windows
-from compress.measure.fidelity import FidelityTokens, compare_logits
+from compress.measure.fidelity import FidelityTokens, compare_logits, joined
 from compress.measure.statistics import block_mean, token_blocks
 from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original, load_tokenizer
@@ -205,18 +205,14 @@ def answers(
         for row, model in rows.items():
             if index < short or row in arguments.long:
                 part = compare_logits(original, model, one, Silent())
-                parts[row].append(FidelityTokens(**(part.raw() | {"window": np.full(len(part.kl), index)})))
+                parts[row].append(replace(part, window=np.full(len(part.kl), index)))
         print(
             index,
             {row: round(float(np.mean(np.concatenate([p.kl for p in found]))), 4) for row, found in parts.items()},
             file=sys.stderr,
             flush=True,
         )
-    names = [field.name for field in fields(FidelityTokens)]
-    return {
-        row: FidelityTokens(**{name: np.concatenate([getattr(part, name) for part in found]) for name in names})
-        for row, found in parts.items()
-    }
+    return {row: joined(found) for row, found in parts.items()}
 
 
 def differences(rows: Mapping[str, FidelityTokens]) -> dict[str, Any]:

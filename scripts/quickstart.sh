@@ -10,5 +10,5 @@ model="$(.venv/bin/python scripts/fetch_samples.py smollm2-135m-instruct)"
 exec .venv/bin/compress quantize "$model" \
     --target int4 --group-size 64 \
     --samples 32 --length 512 \
-    --evaluation-tokens 8192 --bench-seconds 60 \
+    --evaluation-tokens 8192 --task next_sentence --task-items 60 --bench-budget 60s \
     -o out/smollm2-135m-instruct-int4 --overwrite "$@"

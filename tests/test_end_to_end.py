@@ -18,6 +18,7 @@ from compress.pipeline.run import Result, run
 from compress.progress import Silent
 from compress.recipe.schema import Recipe
 from compress.scheme import TARGETS
+from compress.verdict import JUDGED_SUBJECTS
 
 MODELS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt", "gpt2", "bert"]
 PAIRS = [(target.name, name) for target in TARGETS.values() for name in target.formats]
@@ -44,7 +45,7 @@ def quantized(model: Path, output: Path, **step: Any) -> Result:
 
 
 def figures(result: Result) -> dict[str, float | None]:
-    return {part.metric: part.value for part in result.report.measurements if part.subject != "original"}
+    return {part.metric: part.value for part in result.report.measurements if part.subject in JUDGED_SUBJECTS}
 
 
 def matrix() -> list[Any]:
@@ -229,11 +230,11 @@ def test_gates_decide_the_exit_code_and_all_outputs_agree(tmp_path: Path) -> Non
 def test_bench_of_a_tiny_model(tmp_path: Path) -> None:
     source = tiny.tiny_llama(tmp_path / "m")
     wanted = recipe(source, tmp_path / "out", target="int8").model_dump(mode="json")
-    wanted |= {"bench": {"prompt": 16, "new_tokens": 4, "seconds": 1}, "evaluate": None}
+    wanted |= {"bench": {"prompt": 16, "new_tokens": 4, "budget": 1}, "evaluate": None}
     report = run(Recipe.model_validate(wanted), Options(), Silent()).report
     subjects = {(part.metric, part.subject) for part in report.measurements}
     for metric in ("latency.ttft", "latency.tpot", "memory.peak"):
         assert {(metric, "original"), (metric, "result")} <= subjects
     assert ("latency.tpot.ratio", "original/original") in subjects, "the A/A floor"
-    raw = json.loads((tmp_path / "out" / "report" / "latency.json").read_text())
-    assert raw["samples"]
+    raw = (tmp_path / "out" / "report" / "latency.jsonl").read_text().splitlines()
+    assert any(json.loads(line)["kind"] == "sample" for line in raw)

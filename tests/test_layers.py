@@ -12,13 +12,13 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "compress"
 # From the bottom up: a room may import rooms of lower rows and itself, never a neighbour in its own row.
 ROWS = [
-    {"errors", "records", "scheme", "metrics", "progress", "divergence", "orphans", "durable"},
+    {"errors", "records", "scheme", "metrics", "progress", "divergence", "orphans", "durable", "power"},
     {"recipe", "model", "data", "journal", "output"},
     {"workspace"},
     {"formats"},
     {"quantize", "runtime"},
     {"verdict", "measure", "plan"},
-    {"report"},
+    {"report", "starter"},
     {"pipeline"},
     {"cli"},
     {"__main__"},

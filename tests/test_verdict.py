@@ -171,3 +171,58 @@ def test_one_verdict(values: tuple[float | None, ...], outcome: Outcome, code: i
 def test_large_numbers_are_written_out() -> None:
     result = one("parameters <= 100000000", measured("parameters", 134_515_008.0, subject="result"))
     assert result.reason == "parameters is 134515008, not <= 100000000"
+
+
+def accuracy(value: float, bounds: tuple[float, float], task: str | None, count: int = 100) -> Measurement:
+    return Measurement("accuracy.drop", "result/original", value, count, one_sided={0.95: bounds}, task=task)
+
+
+def test_a_gate_without_a_task_judges_all_tasks_pooled() -> None:
+    found = [accuracy(9.0, (8.0, 10.0), "a"), accuracy(1.0, (0.5, 1.5), "b"), accuracy(2.0, (1.0, 3.0), None)]
+    assert one("accuracy.drop <= 4pt @95%", *found).outcome is PASS
+    assert one("accuracy[a].drop <= 4pt @95%", *found).outcome is FAIL
+    assert one("accuracy[b].drop <= 4pt @95%", *found).outcome is PASS
+    missing = one("accuracy[c].drop <= 4pt", *found)
+    assert (missing.outcome, missing.reason) == (INCONCLUSIVE, "accuracy[c].drop was not measured")
+
+
+def test_what_is_not_decided_says_how_many_items_would() -> None:
+    result = one("accuracy.drop <= 3pt @95%", accuracy(2.0, (0.0, 4.0), None))
+    assert result.outcome is INCONCLUSIVE
+    assert result.reason.endswith("there are 100 items, about 400 would decide if the estimate stays there")
+    hopeless = one("accuracy.drop <= 2pt @95%", accuracy(2.0, (0.0, 4.0), None))
+    assert "no affordable number would decide" in hopeless.reason
+
+
+def test_of_several_workloads_the_worst_counts_each_at_its_fastest() -> None:
+    def ratio(value: float, batch: int, variant: str) -> Measurement:
+        conditions = {
+            "batch": batch,
+            "prompt": 8,
+            "new_tokens": 4,
+            "variant": variant,
+            "comparison": "fastest original",
+        }
+        return measured("latency.tpot.ratio", value, conditions=conditions)
+
+    found = [ratio(0.8, 1, "float32"), ratio(0.5, 1, "bfloat16"), ratio(1.4, 4, "float32"), ratio(1.1, 4, "bfloat16")]
+    result = one("latency.tpot.ratio <= 1x", *found)
+    assert result.outcome is FAIL
+    assert result.measurement == found[3]
+    assert "the worst of 2 workloads" in result.reason
+    assert "batch 4" in result.reason
+
+
+def test_noise_has_the_last_word_where_nothing_is_worse() -> None:
+    quiet = [measured("kl.mean", 0.05)]
+    gate, bad = parse_gate("kl.mean <= 0.1"), parse_gate("kl.mean <= 0.01")
+    noisy = judge([gate], quiet, "machine too noisy for 2%: about 90 blocks would be needed")
+    assert (noisy.outcome, noisy.exit_code) == (INCONCLUSIVE, 8)
+    assert noisy.headline.startswith("INCONCLUSIVE: machine too noisy for 2%")
+    assert judge([], [], "machine too noisy").exit_code == 8
+    failed = judge([gate, bad], quiet, "machine too noisy")
+    assert (failed.outcome, failed.exit_code) == (FAIL, 3)
+    assert failed.headline.startswith("FAIL: ")
+    assert "machine too noisy" in failed.headline
+    open_gate = judge([parse_gate("kl.p99 <= 1")], quiet, "machine too noisy")
+    assert (open_gate.outcome, open_gate.exit_code) == (INCONCLUSIVE, 4)

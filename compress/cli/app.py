@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from itertools import takewhile
 from typing import Annotated
 
 import typer
 
 from compress import __version__
+from compress.cli.bench import bench
 from compress.cli.boundary import Failure, emit_failure, fail
+from compress.cli.compare import compare
+from compress.cli.eval import evaluate
+from compress.cli.init import init
 from compress.cli.options import Json, Quiet, Verbose, finish
 from compress.cli.plan import plan
 from compress.cli.quantize import quantize
+from compress.cli.report import report
 from compress.cli.run import run
 from compress.cli.schema import schema
-from compress.cli.terminal import Terminal, results_written, talk_ignored
+from compress.cli.terminal import Terminal, results_written
 from compress.errors import EXIT_USAGE, MissingResourceError
 
 EXIT_CODES = (
     "Exit codes: 0 done, every gate passed; 1 internal error; 2 usage or recipe; 3 a gate FAILED; "
-    "4 a gate is INCONCLUSIVE; 7 --resume is refused; 9 missing model, data, extra, memory or disk; "
-    "10 broken result; 130 interrupted."
+    "4 a gate is INCONCLUSIVE; 7 --resume is refused; 8 the machine is too noisy for --precision; "
+    "9 missing model, data, extra, memory or disk; 10 broken result; 130 interrupted."
 )
 
 app = typer.Typer(
@@ -64,7 +71,8 @@ def doctor(json: Json = False, quiet: Quiet = False, verbose: Verbose = 0) -> No
     finish(terminal, command)
 
 
-for function in (quantize, run, plan, schema, doctor):
+app.command("eval", epilog=EXIT_CODES)(evaluate)
+for function in (quantize, run, plan, bench, init, schema, report, compare, doctor):
     app.command(epilog=EXIT_CODES)(function)
 
 
@@ -83,6 +91,7 @@ def start(arguments: Sequence[str]) -> int:
         describe, show = getattr(error, "format_message", None), getattr(error, "show", None)
         if describe is None or show is None:
             raise
-        with talk_ignored(sys.stderr):
+        with redirect_stderr(io.StringIO()) as said:
             show()
+        terminal.say(said.getvalue().rstrip())
         return emit_failure(terminal, Failure(EXIT_USAGE, "UsageError", describe(), "see `compress COMMAND --help`"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import typer
@@ -27,6 +27,43 @@ Resume = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run and copy the Python files of the model folder.")
 ]
+
+EVALUATION, BENCH = "Evaluation", "Benchmark"
+Evaluation = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="default, a file, or a data set.", rich_help_panel=EVALUATION)
+]
+EvaluationTokens = Annotated[str | None, typer.Option(metavar="N", help="16k.", rich_help_panel=EVALUATION)]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Questions that both models answer: next_sentence, a .jsonl file, or a task of lm-eval. Repeatable.",
+        rich_help_panel=EVALUATION,
+    ),
+]
+TaskItems = Annotated[
+    str | None, typer.Option(metavar="N", help="At most so many of each task.", rich_help_panel=EVALUATION)
+]
+Prompt = Annotated[
+    str | None, typer.Option(metavar="N[,N...]", help="Tokens in the prompt; several are swept.", rich_help_panel=BENCH)
+]
+NewTokens = Annotated[str | None, typer.Option(metavar="N[,N...]", help="Tokens to generate.", rich_help_panel=BENCH)]
+Batch = Annotated[str | None, typer.Option(metavar="N[,N...]", help="Prompts at once.", rich_help_panel=BENCH)]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Stop when all ratios are known to this: 2%. Exit code 8 if the time does not suffice.",
+        rich_help_panel=BENCH,
+    ),
+]
+Gates = Annotated[
+    list[str] | None, typer.Option(metavar="EXPR", help='Condition on the result: "kl.mean <= 0.1". Repeatable.')
+]
+ReportFolder = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the report.  [default: none is written]")
+]
+Seed = Annotated[int | None, typer.Option(help="Start of every random number.")]
 
 
 def finish(terminal: Terminal, command: Callable[[], Any]) -> None:
@@ -71,4 +108,33 @@ def run_recipe(
         report=report_file,
         verdict=verdict,
         measurements=[part.model_dump(mode="json") for part in result.report.measurements],
+    )
+
+
+def run_comparison(
+    terminal: Terminal,
+    given: Mapping[str, Any],
+    command: Literal["eval", "bench"],
+    *,
+    device: str,
+    trust_remote_code: bool,
+) -> Done:
+    """Measures what the options ask about two models and shows the report."""
+    from compress.recipe.options import comparison_from_options
+
+    asked = comparison_from_options(given)
+    from compress.pipeline.comparing import compare
+    from compress.pipeline.job import Options
+    from compress.report.text import report_text
+
+    options = Options(device=device, trust_remote_code=trust_remote_code, command=typed_command())
+    compared = compare(asked, command, options, terminal)
+    report_file = None if compared.report_file is None else str(compared.report_file)
+    terminal.result(report_text(compared.report, report_path=report_file))
+    verdict = compared.report.verdict
+    return Done(
+        exit_code=verdict.exit_code,
+        report=report_file,
+        verdict=verdict.model_dump(mode="json"),
+        measurements=[part.model_dump(mode="json") for part in compared.report.measurements],
     )

@@ -6,11 +6,32 @@ from typing import Annotated, Any
 
 import typer
 
-from compress.cli.options import Device, Json, Overwrite, Quiet, Resume, TrustRemoteCode, Verbose, finish, run_recipe
+from compress.cli.options import (
+    BENCH,
+    Batch,
+    Device,
+    Evaluation,
+    EvaluationTokens,
+    Gates,
+    Json,
+    NewTokens,
+    Overwrite,
+    Precision,
+    Prompt,
+    Quiet,
+    Resume,
+    Seed,
+    TaskItems,
+    Tasks,
+    TrustRemoteCode,
+    Verbose,
+    finish,
+    run_recipe,
+)
 from compress.cli.terminal import Terminal
 from compress.scheme import TARGETS
 
-_CALIBRATION, _EVALUATION, _BENCH = "Calibration", "Evaluation", "Benchmark"
+_CALIBRATION = "Calibration"
 
 
 def quantize(
@@ -72,19 +93,22 @@ def quantize(
             "--evaluate/--no-evaluate", help="Compare with the original on held-out text.  [default: evaluate]"
         ),
     ] = None,
-    evaluation: Annotated[str | None, typer.Option(metavar="TEXT", rich_help_panel=_EVALUATION)] = None,
-    evaluation_tokens: Annotated[str | None, typer.Option(metavar="N", rich_help_panel=_EVALUATION)] = None,
+    evaluation: Evaluation = None,
+    evaluation_tokens: EvaluationTokens = None,
+    task: Tasks = None,
+    task_items: TaskItems = None,
     bench: Annotated[
         bool | None, typer.Option("--bench/--no-bench", help="Measure latency and memory.  [default: bench]")
     ] = None,
-    bench_seconds: Annotated[float | None, typer.Option(help="Measuring time.", rich_help_panel=_BENCH)] = None,
-    prompt: Annotated[int | None, typer.Option(help="Tokens in the prompt.", rich_help_panel=_BENCH)] = None,
-    new_tokens: Annotated[int | None, typer.Option(help="Tokens to generate.", rich_help_panel=_BENCH)] = None,
-    batch: Annotated[int | None, typer.Option(help="Prompts at once.", rich_help_panel=_BENCH)] = None,
-    gate: Annotated[
-        list[str] | None, typer.Option(metavar="EXPR", help='Condition on the result: "kl.mean <= 0.1". Repeatable.')
+    bench_budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Measuring time: 60s.", rich_help_panel=BENCH)
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Start of every random number.")] = None,
+    precision: Precision = None,
+    prompt: Prompt = None,
+    new_tokens: NewTokens = None,
+    batch: Batch = None,
+    gate: Gates = None,
+    seed: Seed = None,
     device: Device = "auto",
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -117,8 +141,11 @@ def quantize(
         "--evaluate": evaluate is not False,
         "--evaluation": evaluation,
         "--evaluation-tokens": evaluation_tokens,
+        "--task": task or None,
+        "--task-items": task_items,
         "--bench": bench is not False,
-        "--bench-seconds": bench_seconds,
+        "--bench-budget": bench_budget,
+        "--precision": precision,
         "--prompt": prompt,
         "--new-tokens": new_tokens,
         "--batch": batch,
@@ -127,7 +154,7 @@ def quantize(
     }
 
     def load() -> Any:
-        from compress.recipe.source import recipe_from_options
+        from compress.recipe.options import recipe_from_options
 
         return recipe_from_options(options)
 

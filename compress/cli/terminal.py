@@ -26,6 +26,10 @@ from rich.text import Text
 
 from compress.errors import MissingResourceError
 from compress.progress import Advance
+from compress.report.clean import defused, defused_json, visible
+
+FILE_WIDTH = 100
+"""Columns of a result that is written to a file."""
 
 SHORT_SECONDS = 2.0
 """A phase shorter than this leaves no trace in a live terminal."""
@@ -63,7 +67,8 @@ class Terminal:
         """
         if not self.json:
             with results_written(self._stdout.file):
-                self._stdout.print(renderable, markup=False, highlight=False)
+                self._stdout.file.write(drawn(self._stdout, renderable))
+                self._stdout.file.flush()
 
     def raw(self, text: str) -> None:
         """Writes text to stdout as it is, unwrapped: JSON, Markdown, a schema. Raises as `result` does."""
@@ -73,20 +78,20 @@ class Terminal:
 
     def emit(self, data: Mapping[str, Any]) -> None:
         """Writes the one JSON object of `--json`. Raises as `result` does."""
-        self.raw(jsonlib.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+        self.raw(defused_json(jsonlib.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)))
 
     def say(self, message: str) -> None:
         """One line on stderr, unless quiet."""
         if not self.quiet:
-            self._talk(Text(message))
+            self._talk(Text(harmless(message)))
 
     def fail(self, message: str, *, hint: str | None = None, error: BaseException | None = None) -> None:
         """One error on stderr: the message, the way out, and with -v where it came from."""
         if self.verbose and error is not None:
-            self._talk(Text("".join(traceback.format_exception(error)).rstrip()))
-        self._talk(Text.assemble(("error: ", "bold red"), message))
+            self._talk(Text(harmless("".join(traceback.format_exception(error)).rstrip())))
+        self._talk(Text.assemble(("error: ", "bold red"), harmless(message)))
         if hint:
-            self._talk(Text.assemble(("hint: ", "bold"), hint))
+            self._talk(Text.assemble(("hint: ", "bold"), harmless(hint)))
 
     @contextmanager
     def phase(self, name: str, total: float) -> Iterator[Advance]:
@@ -185,6 +190,23 @@ class Terminal:
     def _talk(self, text: Text) -> None:
         with talk_ignored(self._stderr.file):
             self._stderr.print(text, soft_wrap=True, highlight=False)
+
+
+def harmless(message: str) -> str:
+    """A message that may quote what came from outside: nothing in it moves the cursor or speaks to a CI system."""
+    return defused(visible(message))
+
+
+def drawn(console: Console, renderable: RenderableType) -> str:
+    """What `console` would print, commands to a CI system taken apart as its lines stand after wrapping."""
+    with console.capture() as captured:
+        console.print(renderable, markup=False, highlight=False)
+    return defused(captured.get())
+
+
+def plain_text(renderable: RenderableType) -> str:
+    """The same for a file: without colour."""
+    return drawn(Console(width=FILE_WIDTH, color_system=None, emoji=False), renderable)
 
 
 def plain_advance(

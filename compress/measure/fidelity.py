@@ -5,8 +5,8 @@ What counts as one measured token:
   2. The logits at position i predict the id at position i + 1.
   3. Leading special ids of a window (BOS; `Windows.special` of them) are context and never predicted.
   4. The first real id of a window is predicted only where a special id stands before it; else it is context.
-  5. So the predicted positions of a window of n ids are max(1, special) .. n - 1, and perplexity, KL and top-1
-     agreement are all taken over exactly these.
+  5. So the predicted positions of a window of n ids are max(1, special) .. n - 1, and perplexity, KL, total variation
+     and top-1 agreement are all taken over exactly these.
 """
 
 from __future__ import annotations
@@ -52,20 +52,28 @@ class FidelityTokens:
 
     Attributes:
         kl: KL(original || result), nats, float64.
+        tv: total variation distance of the two next-token distributions, 0..1, float64.
         nll_original, nll_result: negative log-likelihood of the text's token, nats, float64.
         same_top1: whether both models find the same token most likely.
         window: index of the window the token belongs to, int64.
     """
 
     kl: npt.NDArray[np.float64]
+    tv: npt.NDArray[np.float64]
     nll_original: npt.NDArray[np.float64]
     nll_result: npt.NDArray[np.float64]
     same_top1: npt.NDArray[np.bool_]
     window: npt.NDArray[np.int64]
 
-    def raw(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays by name, for `numpy.savez` in the report folder."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    def rows(self, kind: str = "fidelity") -> list[dict[str, Any]]:
+        """One row of plain data per window, nothing rounded, for the raw file in the report folder."""
+        columns = ("kl", "tv", "nll_original", "nll_result", "same_top1")
+        found = []
+        for window in np.unique(self.window):
+            here = self.window == window
+            values = {name: getattr(self, name)[here].tolist() for name in columns}
+            found.append({"kind": kind, "window": int(window)} | values)
+        return found
 
 
 def compare_logits(
@@ -82,25 +90,39 @@ def compare_logits(
         ValueError: a model is not float32, or the devices differ.
     """
     _check_alike(original, result)
+    first = first_predicted(windows)
+    parts: list[FidelityTokens] = []
+    with torch.inference_mode(), progress.phase("fidelity", len(windows.ids)) as advance:
+        for index, ids in enumerate(windows.ids):
+            if len(ids) > first:
+                logits = [
+                    finite_logits(model, ids, name, index)[first - 1 : -1]  # [T, V]
+                    for model, name in ((original, ORIGINAL), (result, RESULT))
+                ]
+                parts.append(compare_window(logits[0], logits[1], ids[first:].to(original.device), index))
+            advance(1)
+    return joined(parts)
+
+
+def first_predicted(windows: Windows) -> int:
+    """Index of the first id of a window that is predicted.
+
+    Raises:
+        UsageError: no window is long enough to predict a token.
+    """
     first = max(1, windows.special)
     if all(len(ids) <= first for ids in windows.ids):
         raise UsageError(
             f"no window has more than {first} tokens, so there is nothing to predict",
             hint="use longer evaluation text",
         )
-    parts: list[dict[str, Tensor]] = []
-    with torch.inference_mode(), progress.phase("fidelity", len(windows.ids)) as advance:
-        for index, ids in enumerate(windows.ids):
-            if len(ids) > first:
-                logits = [
-                    _finite_logits(model, ids, name, index)[first - 1 : -1]  # [T, V]
-                    for model, name in ((original, ORIGINAL), (result, RESULT))
-                ]
-                part = _compare_window(logits[0], logits[1], ids[first:].to(original.device))
-                parts.append(part | {"window": torch.full((len(ids) - first,), index)})
-            advance(1)
-    joined = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
-    return FidelityTokens(**joined)
+    return first
+
+
+def joined(parts: Sequence[FidelityTokens]) -> FidelityTokens:
+    """The tokens of all parts, in order."""
+    names = [field.name for field in fields(FidelityTokens)]
+    return FidelityTokens(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def fidelity_measurements(
@@ -110,7 +132,7 @@ def fidelity_measurements(
     seed: int = 0,
     conditions: Mapping[str, Any] | None = None,
 ) -> list[Measurement]:
-    """KL, top-1 agreement and perplexity with 95 % block-bootstrap intervals.
+    """KL, total variation, top-1 agreement and perplexity with 95 % block-bootstrap intervals.
 
     Args:
         levels: one-sided confidence levels that gates ask for; 0.95 is always added.
@@ -127,15 +149,21 @@ def fidelity_measurements(
     def measured(metric: str, subject: str, estimate: Estimate) -> Measurement:
         return Measurement(metric, subject, estimate.value, count, estimate.interval, estimate.one_sided, facts)
 
+    def percentile(metric: str, p: float) -> Measurement:
+        return percentile_measurement(
+            metric, PAIRED, p, count, facts, lambda: block_quantile(tokens.kl, p, blocks, **options())
+        )
+
     def perplexity(values: npt.NDArray[np.float64]) -> Estimate:
         return block_mean(values, blocks, **options()).map(_exp)
 
     return [
         measured("kl.mean", PAIRED, block_mean(tokens.kl, blocks, **options())),
         measured("kl.median", PAIRED, block_quantile(tokens.kl, 0.5, blocks, **options())),
-        percentile_measurement(
-            "kl.p99", PAIRED, 0.99, count, facts, lambda: block_quantile(tokens.kl, 0.99, blocks, **options())
-        ),
+        percentile("kl.p99", 0.99),
+        percentile("kl.p999", 0.999),
+        measured("kl.max", PAIRED, Estimate(float(tokens.kl.max()))),
+        measured("tv.mean", PAIRED, block_mean(tokens.tv, blocks, **options())),
         measured("top1.agreement", PAIRED, block_share(tokens.same_top1, blocks, **options()).map(_percent)),
         measured("perplexity", ORIGINAL, perplexity(tokens.nll_original)),
         measured("perplexity", RESULT, perplexity(tokens.nll_result)),
@@ -169,22 +197,27 @@ def _check_alike(original: PreTrainedModel, result: PreTrainedModel) -> None:
             raise ValueError(f"the {name} is {model.dtype}; fidelity is measured in float32")
 
 
-def _finite_logits(model: PreTrainedModel, ids: Tensor, name: str, window: int) -> Tensor:
-    """Logits [n, V] of one window of ids [n]."""
+def finite_logits(model: PreTrainedModel, ids: Tensor, name: str, window: int) -> Tensor:
+    """Logits [n, V] of one window of ids [n]; a BrokenResultError names model, window and position."""
     output: Tensor = model(input_ids=ids.unsqueeze(0).to(model.device), use_cache=False).logits[0]
     finite = output.isfinite().all(dim=-1)  # [n]
     if not bool(finite.all()):
         position = int((~finite).nonzero()[0])
         raise BrokenResultError(
             f"logits of the {name} model are not finite in window {window}, position {position}",
-            hint="the weights overflow or hold NaN; check the layer errors of the report"
-            if name == RESULT
-            else "the original itself is broken in float32; check its weights",
+            hint=not_finite_hint(name),
         )
     return output
 
 
-def _compare_window(original: Tensor, result: Tensor, targets: Tensor) -> dict[str, Tensor]:
+def not_finite_hint(name: str) -> str:
+    """The way out where the numbers of `name`, "original" or "result", are not finite."""
+    if name == RESULT:
+        return "the weights overflow or hold NaN; check the layer errors of the report"
+    return "the original itself is broken in float32; check its weights"
+
+
+def compare_window(original: Tensor, result: Tensor, targets: Tensor, window: int) -> FidelityTokens:
     """Per-token figures of logits [T, V] and [T, V] for the target ids [T], a few positions at a time."""
     if original.shape != result.shape:
         raise BrokenResultError(
@@ -200,15 +233,16 @@ def _compare_window(original: Tensor, result: Tensor, targets: Tensor) -> dict[s
         torch.split(original, rows), torch.split(result, rows), torch.split(targets, rows), strict=True
     ):
         found = compare(p, q, dtype=wide)
-        parts.append(
-            {
-                "kl": found.kl.cpu().double(),
-                "nll_original": token_nll(p, ids, dtype=wide).cpu().double(),
-                "nll_result": token_nll(q, ids, dtype=wide).cpu().double(),
-                "same_top1": found.same_top1.cpu(),
-            }
-        )
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        columns = {
+            "kl": found.kl,
+            "tv": found.tv,
+            "nll_original": token_nll(p, ids, dtype=wide),
+            "nll_result": token_nll(q, ids, dtype=wide),
+        }
+        arrays = {name: column.cpu().double().numpy() for name, column in columns.items()}
+        same = found.same_top1.cpu().numpy()
+        parts.append(FidelityTokens(**arrays, same_top1=same, window=np.full(len(ids), window)))
+    return joined(parts)
 
 
 def _exp(value: float) -> float:

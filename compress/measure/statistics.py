@@ -1,4 +1,4 @@
-"""Estimates with honest intervals: block bootstrap, Hodges-Lehmann ratios, order statistics.
+"""Estimates with honest intervals: block bootstrap and order statistics. Ratios of paired times: see `ratios`.
 
 Pure numpy and scipy. Every estimate carries a two-sided interval and, for gates, one-sided bounds at the asked
 levels. Where the data cannot carry a bound it is absent (interval None, level missing) instead of guessed.
@@ -26,10 +26,6 @@ IntArray = npt.NDArray[np.int64]
 
 MEAN_DRAWS = 10_000
 QUANTILE_DRAWS = 1_000
-RATIO_DRAWS = 2_000
-T_BELOW_BLOCKS = 20
-MOST_RATIO_BLOCKS = 128
-"""More rounds than this are first reduced to medians of consecutive rounds: Walsh averages grow with n^2."""
 CHUNK = 4_000_000
 """Numbers held at once while resampling (32 MB)."""
 
@@ -97,13 +93,35 @@ def block_mean(
     sums = np.bincount(blocks, weights=values)  # [B]
     counts = np.bincount(blocks).astype(np.float64)  # [B]
     draws = np.concatenate(
-        [(weights @ sums) / (weights @ counts) for weights in _resamples(rng, len(sums), MEAN_DRAWS, len(sums))]
+        [(weights @ sums) / (weights @ counts) for weights in resamples(rng, len(sums), MEAN_DRAWS, len(sums))]
     )  # [draws]
     value = float(values.mean())
     # Rounding in the resampled sums must not turn "all values are equal" into an interval beside the value.
     if bool((values == values[0]).all()):
         draws, value = np.full_like(draws, values[0]), float(values[0])
-    return _from_draws(value, draws, len(sums), levels, level, f"block bootstrap, {blocks_are}")
+    return from_draws(value, draws, len(sums), levels, level, f"block bootstrap, {blocks_are}")
+
+
+def ratio_of_sums(
+    above: FloatArray,
+    below: FloatArray,
+    *,
+    rng: np.random.Generator,
+    levels: Sequence[float] = (0.95,),
+    level: float = 0.95,
+    items_are: str = "items",
+) -> Estimate:
+    """sum(above) / sum(below) with a bootstrap (MEAN_DRAWS) over items, in pairs.
+
+    Args:
+        above, below: [N] of each item; below is >= 0 and its sum above 0. Resamples whose sum is 0 are left out.
+    """
+    parts = [(weights @ above, weights @ below) for weights in resamples(rng, len(above), MEAN_DRAWS, len(above))]
+    top, bottom = (np.concatenate(part) for part in zip(*parts, strict=True))
+    usable = bottom > 0
+    value = float(above.sum() / below.sum())
+    method = f"bootstrap, {len(above)} {items_are}"
+    return from_draws(value, top[usable] / bottom[usable], len(above), levels, level, method)
 
 
 def block_share(
@@ -147,10 +165,10 @@ def block_quantile(
     ranked, owner = values[order], blocks[order]  # [N]
     count = int(blocks.max()) + 1
     draws = []
-    for weights in _resamples(rng, count, QUANTILE_DRAWS, len(values)):
+    for weights in resamples(rng, count, QUANTILE_DRAWS, len(values)):
         reached = weights[:, owner].cumsum(axis=1)  # [draws, N] tokens up to this rank
         draws.append(ranked[(reached < q * reached[:, -1:]).sum(axis=1)])
-    return _from_draws(
+    return from_draws(
         float(np.quantile(values, q)),
         np.concatenate(draws),
         count,
@@ -158,42 +176,6 @@ def block_quantile(
         level,
         f"block bootstrap, {blocks_are}",
     )
-
-
-def paired_ratio(
-    log_ratios: FloatArray,
-    *,
-    rng: np.random.Generator,
-    levels: Sequence[float] = (0.95,),
-    level: float = 0.95,
-) -> Estimate:
-    """exp of the Hodges-Lehmann median of the rounds' log ratios ln(t_B / t_A).
-
-    Hodges-Lehmann: the median of all Walsh averages (r_i + r_j) / 2, i <= j. The interval is +- t s / sqrt(n)
-    below T_BELOW_BLOCKS rounds and a bootstrap (RATIO_DRAWS) from there on.
-
-    Args:
-        log_ratios: [rounds] in the order they were measured.
-    """
-    r = _consecutive_medians(log_ratios, MOST_RATIO_BLOCKS)
-    n = len(r)
-    value = float(_hodges_lehmann(r[None, :])[0])
-    if n < 2:
-        return Estimate(value).map(math.exp)
-    if n >= T_BELOW_BLOCKS:
-        walsh = n * (n + 1) // 2
-        parts = [_hodges_lehmann(r[rng.integers(0, n, size=(rows, n))]) for rows in _portions(RATIO_DRAWS, walsh)]
-        method = f"Hodges-Lehmann, bootstrap, {n} rounds"
-        return _from_draws(value, np.concatenate(parts), n, levels, level, method).map(math.exp)
-    error = float(r.std(ddof=1)) / math.sqrt(n)
-
-    def half_width(one_sided: float) -> float:
-        return float(scipy.stats.t.ppf(one_sided, n - 1)) * error
-
-    wide = half_width((1 + level) / 2)
-    interval = Interval(value - wide, value + wide, level, f"Hodges-Lehmann, t, {n} rounds")
-    bounds = {one: (value - half_width(one), value + half_width(one)) for one in levels}
-    return Estimate(value, interval, bounds).map(math.exp)
 
 
 def order_statistic_quantile(
@@ -247,16 +229,22 @@ def _portions(total: int, width: int) -> Iterator[int]:
         yield min(rows, total - start)
 
 
-def _resamples(rng: np.random.Generator, blocks: int, draws: int, width: int) -> Iterator[FloatArray]:
+def resamples(rng: np.random.Generator, blocks: int, draws: int, width: int) -> Iterator[FloatArray]:
     """How often each block is drawn, [rows, blocks], in portions that keep rows x width below CHUNK."""
     chances = np.full(blocks, 1 / blocks)
     for rows in _portions(draws, width):
         yield rng.multinomial(blocks, chances, size=rows).astype(np.float64)
 
 
-def _from_draws(
+def from_draws(
     value: float, draws: FloatArray, blocks: int, levels: Sequence[float], level: float, method: str
 ) -> Estimate:
+    """The estimate whose interval is the percentiles of resampled values, widened for few blocks (see the module).
+
+    Args:
+        draws: the value of each resample.
+        blocks: how many independent things were resampled; with fewer than two there is no interval.
+    """
     if blocks < 2:
         return Estimate(value)
 
@@ -268,17 +256,3 @@ def _from_draws(
 
     interval = Interval(*bounds((1 + level) / 2), level, method)
     return Estimate(value, interval, {one: bounds(one) for one in levels})
-
-
-def _hodges_lehmann(samples: FloatArray) -> FloatArray:
-    """Median of the Walsh averages of each row: [rows, n] -> [rows]."""
-    first, second = np.triu_indices(samples.shape[1])
-    result: FloatArray = np.median((samples[:, first] + samples[:, second]) / 2, axis=1)
-    return result
-
-
-def _consecutive_medians(values: FloatArray, at_most: int) -> FloatArray:
-    """Medians of about equally long runs of neighbours, when there are more than `at_most` values."""
-    if len(values) <= at_most:
-        return values
-    return np.array([np.median(part) for part in np.array_split(values, at_most)])

@@ -6,7 +6,7 @@ Whatever else writes to stdout in this process is sent to stderr.
 
     {"op": "load", "folder", "loader", "dtype", "device", "trust_remote_code"}  -> facts of the model
     {"op": "prepare", "kind", "ids", "new_tokens"}                              -> {}
-    {"op": "sample"}                                                            -> {"seconds", "peak_bytes"}
+    {"op": "sample"}              -> {"seconds", "cpu_seconds", "contention", "peak_bytes"}
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from torch import Tensor
 
 import compress
 from compress.errors import BrokenResultError, CompressError, UsageError
+from compress.measure.contention import observe
+from compress.measure.pinning import pin
 from compress.orphans import die_with_parent
 
 if TYPE_CHECKING:
@@ -40,8 +42,13 @@ other's OpenMP threads still spin for some milliseconds. Without it tiny models 
 
 @dataclass
 class Session:
-    """What one worker holds between requests: at most one model and one prepared way to run and to time it."""
+    """What one worker holds between requests: at most one model and one prepared way to run and to time it.
 
+    Attributes:
+        cpus: those the process is pinned to; None where it is not.
+    """
+
+    cpus: list[int] | None = None
     model: PreTrainedModel | None = None
     forward: Callable[[], Any] | None = None
     sample: Callable[[], dict[str, float]] | None = None
@@ -131,32 +138,13 @@ def peak_bytes() -> int | None:
 
 def load(request: dict[str, Any], session: Session) -> dict[str, Any]:
     """Loads the model and tells what the parent needs to make a prompt and to label the numbers."""
-    import transformers
-
-    from compress.model.checkpoint import open_checkpoint
-    from compress.model.load import load_original
-
     folder, dtype = Path(request["folder"]), getattr(torch, request["dtype"])
-    if request["loader"] == "stock":
-        model = load_original(
-            open_checkpoint(folder),
-            dtype=dtype,
-            device=request["device"],
-            trust_remote_code=request["trust_remote_code"],
-        )
-        engine = f"transformers {transformers.__version__}"
-    else:
-        # Imported here only: what it brings would count as peak memory of the stock loader too.
-        from compress.runtime.load import load_reference
-
-        model = load_reference(
-            folder,
-            dtype=dtype,
-            device=request["device"],
-            trust_remote_code=request["trust_remote_code"],
-        )
-        engine = f"compress {compress.__version__}, dequantized weights"
-    session.model = model
+    options = {"dtype": dtype, "device": request["device"], "trust_remote_code": request["trust_remote_code"]}
+    loader, engine = loader_of(request["loader"])
+    start = time.perf_counter()
+    session.model = model = loader(folder, **options)
+    synchronize(model.device)
+    seconds = time.perf_counter() - start
     config = model.config.get_text_config()
     embeddings = cast(torch.nn.Embedding, model.get_input_embeddings())
     special: set[int] = set()
@@ -165,11 +153,32 @@ def load(request: dict[str, Any], session: Session) -> dict[str, Any]:
         special.update(found if isinstance(found, list) else () if found is None else (found,))
     return {
         "engine": engine,
+        "seconds": seconds,
+        "peak_bytes": peak_bytes(),
+        "cpus": session.cpus,
         "device": str(model.device),
         "vocabulary": embeddings.weight.shape[0],
         "positions": getattr(config, "max_position_embeddings", None),
         "special": sorted(special),
     }
+
+
+def loader_of(name: str) -> tuple[Callable[..., PreTrainedModel], str]:
+    """The function that loads a folder, everything it needs imported, and what it is in words."""
+    if name == "stock":
+        import transformers
+
+        from compress.model.checkpoint import open_checkpoint
+        from compress.model.load import load_original
+
+        def stock(folder: Path, **options: Any) -> PreTrainedModel:
+            return load_original(open_checkpoint(folder), **options)
+
+        return stock, f"transformers {transformers.__version__}"
+    # Imported here only: what it brings would count as peak memory of the stock loader too.
+    from compress.runtime.load import load_reference
+
+    return load_reference, f"compress {compress.__version__}, dequantized weights"
 
 
 def prepare(request: dict[str, Any], session: Session) -> dict[str, Any]:
@@ -198,15 +207,16 @@ def take_sample(request: dict[str, Any], session: Session) -> dict[str, Any]:
     if session.model is None or session.forward is None or session.sample is None:
         raise UsageError("sample before prepare")
     wake(session.forward, session.model.device, clock=time.perf_counter)
-    return {"seconds": session.sample(), "peak_bytes": peak_bytes()}
+    seconds, cpu_seconds, contention = observe(session.sample, session.cpus)
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "contention": contention, "peak_bytes": peak_bytes()}
 
 
 OPERATIONS = {"load": load, "prepare": prepare, "sample": take_sample}
 
 
-def serve(requests: TextIO, replies: TextIO) -> None:
+def serve(requests: TextIO, replies: TextIO, cpus: list[int] | None = None) -> None:
     """Answers until `requests` ends. Expected errors become replies; any other ends the process."""
-    session = Session()
+    session = Session(cpus)
     for line in requests:
         request = json.loads(line)
         try:
@@ -223,11 +233,12 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True, help="process id of the one that started this")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
+    cpus = pin(arguments.threads)
     torch.set_num_threads(arguments.threads)
     # The replies keep the pipe to themselves: a library that prints must not break the protocol.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies, torch.inference_mode():
         os.dup2(2, 1)
-        serve(sys.stdin, replies)
+        serve(sys.stdin, replies, cpus)
 
 
 if __name__ == "__main__":

@@ -155,12 +155,13 @@ def load_original(
 
     Raises:
         UsageError: see `model_class`.
+        MissingResourceError: its quantization needs a package that is not installed.
         BrokenResultError: weights are missing, left over or of another shape than the class expects.
     """
     cls = model_class(checkpoint.config, folder=checkpoint.folder, trust_remote_code=trust_remote_code)
     config = config_of(cls, checkpoint.folder)
     empty_model(cls, config, checkpoint.folder)  # a config that is at fault is told from weights that are
-    with quiet_transformers():
+    with quiet_transformers(), missing_packages(checkpoint):
         model, info = from_pretrained(
             cls,
             checkpoint.folder,
@@ -172,6 +173,20 @@ def load_original(
         )
     _check_loading(info, f"{checkpoint.folder} as {cls.__name__}")
     return _frozen(model, device)
+
+
+@contextmanager
+def missing_packages(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turns transformers' ImportError over a quantized folder into a MissingResourceError with its pip line."""
+    try:
+        yield
+    except ImportError as error:
+        if not checkpoint.is_quantized:
+            raise
+        raise MissingResourceError(
+            f"{checkpoint.source} is quantized, and loading it needs what is not installed: {_brief(error)}",
+            hint="install it, or compare on a machine that has it",
+        ) from error
 
 
 def build_model(

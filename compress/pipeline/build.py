@@ -11,12 +11,14 @@ from compress.durable import write_bytes, write_tensors
 from compress.errors import UsageError
 from compress.journal import Journal
 from compress.model.anatomy import is_weight
+from compress.model.checkpoint import Checkpoint, open_checkpoint
 from compress.output import PROVENANCE, Workspace
+from compress.pipeline.answers import Answers
 from compress.pipeline.job import Job
 from compress.pipeline.reporting import bare_report, model_part
 from compress.pipeline.texts import capped
 from compress.plan.planning import Plan
-from compress.records import LayerRecord, StepRecord
+from compress.records import LayerRecord, Measurement, StepRecord
 from compress.report.card import model_card
 from compress.report.provenance import provenance
 
@@ -31,7 +33,7 @@ PROOF_WINDOWS, PROOF_LENGTH = 4, 128  # what the fresh process recomputes: enoug
 def finish(
     job: Job, workspace: Workspace, journal: Journal, step: StepRecord, evaluation: Windows | None
 ) -> ProofRecord:
-    """Writes and proves what is quantized; the finished folder is `workspace.stage`."""
+    """Writes and proves what is quantized, in `workspace.stage`."""
     from compress.formats.write import write_checkpoint
 
     plan = job.plan
@@ -48,9 +50,7 @@ def finish(
         progress=job.progress,
         replaced=journal.replaced(),
     )
-    proof = _prove(job, workspace, step, evaluation)
-    _write_card_and_provenance(job, workspace, step, proof)
-    return proof
+    return _prove(job, workspace, step, evaluation)
 
 
 def quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
@@ -196,7 +196,7 @@ def _proof_ids(job: Job, evaluation: Windows | None) -> list[Any]:
     if evaluation is not None:
         return [ids[:PROOF_LENGTH] for ids in evaluation.ids[:PROOF_WINDOWS]]
     generator = torch.Generator().manual_seed(job.recipe.seed)
-    length = capped(job, PROOF_LENGTH)
+    length = capped(job.checkpoint, PROOF_LENGTH, job.progress)
     vocabulary = int(job.checkpoint.config["vocab_size"])
     return [torch.randint(vocabulary, (length,), generator=generator) for _ in range(PROOF_WINDOWS)]
 
@@ -221,16 +221,23 @@ def _write_logits(job: Job, folder: Path, windows: Sequence[Any], target: Path) 
     write_tensors(target, tensors)
 
 
-def _write_card_and_provenance(job: Job, workspace: Workspace, step: StepRecord, proof: ProofRecord) -> None:
+def describe(
+    job: Job,
+    workspace: Workspace,
+    step: StepRecord,
+    proof: ProofRecord,
+    answers: Answers,
+    held_out: Windows | None,
+) -> None:
     """README.md and compress.json; the card says nothing that another run would measure differently."""
     import torch
 
     plan, stage = job.plan, workspace.stage
-    bare = bare_report(job, step, proof)
+    measurements = sizes(job, open_checkpoint(stage)) + answers.measurements
     original_card = stage / "README.original.md"
     source_card = original_card.read_text(encoding="utf-8", errors="replace") if original_card.is_file() else None
     card = model_card(
-        bare,
+        bare_report(job, step, proof, measurements, answers.tasks, held_out),
         format_name=plan.format_name,
         target=plan.target.name,
         kind=plan.anatomy.kind,
@@ -241,9 +248,24 @@ def _write_card_and_provenance(job: Job, workspace: Workspace, step: StepRecord,
     content = provenance(
         stage=stage,
         recipe=plan.recipe.model_dump(mode="json"),
-        model=model_part(job).model_dump(),
+        model=model_part(job.checkpoint, job.recipe.model).model_dump(),
         steps=[step],
         threads=torch.get_num_threads(),
         compute_dtype=job.compute_dtype,
     )
     write_bytes(stage / PROVENANCE, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def sizes(job: Job, result: Checkpoint) -> list[Measurement]:
+    """Bytes, parameters and bits per weight of original and result."""
+    from compress.measure.size import size_measurements
+
+    plan = job.plan
+    return size_measurements(
+        job.checkpoint,
+        result,
+        original_parameters=plan.parameters,
+        result_parameters=plan.parameters,
+        quantized_bytes=plan.quantized_bytes,
+        quantized_parameters=plan.quantized_parameters,
+    )

@@ -75,15 +75,26 @@ def open_job(plan: Plan, options: Options, here: Machine, progress: Progress) ->
     checkpoint = plan.checkpoint
     if not checkpoint.has_weights:
         plan = make_plan(plan.recipe, resolve(plan.recipe.model, weights=True))
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise MissingResourceError(
-            "--device cuda: torch sees no GPU.", hint="Use --device cpu, or see `compress doctor`."
-        )
+    device = chosen_device(options.device)
     torch.manual_seed(plan.recipe.seed)
     if device == "cuda":
         here = replace(here, memory_available=torch.cuda.mem_get_info()[0])
     dtype, one_pass = compute_dtype(plan, device, here), stops_fit(plan, here)
     return Job(plan, options, device, dtype, here.instruction_sets, one_pass, progress)
+
+
+def chosen_device(asked: str) -> str:
+    """`auto` as what there is.
+
+    Raises:
+        MissingResourceError: a GPU is asked for and there is none.
+    """
+    import torch
+
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise MissingResourceError(
+            "--device cuda: torch sees no GPU.", hint="Use --device cpu, or see `compress doctor`."
+        )
+    return asked

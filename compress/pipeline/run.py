@@ -6,27 +6,24 @@ proved and its answers are compared with the original's; whatever happens while 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from compress.errors import BrokenResultError, CompressError, UsageError
+from compress.errors import BrokenResultError, UsageError
+from compress.model.checkpoint import Checkpoint
 from compress.model.finite import check_finite
 from compress.model.hub import resolve
-from compress.output import check_output
+from compress.output import REPORT_FOLDER, check_output
 from compress.pipeline.fallback import check_fallback
 from compress.pipeline.job import Job, Options, check_resources, open_job
+from compress.pipeline.pair import Pair
 from compress.pipeline.texts import calibration_windows, evaluation_windows, read_texts
 from compress.plan.estimate import Estimate, estimate
 from compress.plan.machine import machine
 from compress.plan.planning import Plan, make_plan
 from compress.progress import Progress
 from compress.recipe.schema import Recipe
-from compress.records import Measurement
 from compress.report.schema import Report
-from compress.verdict import judge
 from compress.workspace import opened, publish
 
 
@@ -64,15 +61,20 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
     with opened(plan.output, source, overwrite=options.overwrite, resume=options.resume, say=progress.say) as workspace:
         from compress.model.checkpoint import open_checkpoint
         from compress.model.fit import check_fit
-        from compress.pipeline.build import finish, quantize
-        from compress.pipeline.measuring import fidelity, sizes
-        from compress.pipeline.reporting import full_report
+        from compress.pipeline.answers import check_tasks, compare_answers
+        from compress.pipeline.build import describe, finish, quantize, sizes
+        from compress.pipeline.measured import Measured, measured
+        from compress.pipeline.reporting import run_report
         from compress.pipeline.resuming import open_journal
+        from compress.pipeline.timed import timed_report
+        from compress.pipeline.timing import not_timed
 
         job = open_job(plan, options, here, progress)
         check_fit(job.checkpoint, trust_remote_code=options.trust_remote_code)
         check_finite(job.checkpoint, progress)
-        fitting, held_out = calibration_windows(job, calibration), evaluation_windows(job, evaluation)
+        pair = pair_of(job, None)
+        foreign = check_tasks(pair)
+        fitting, held_out = calibration_windows(job, calibration), evaluation_windows(pair, evaluation)
         journal = open_journal(job, workspace, fitting)
         resumed_after = journal.parts[-1] if journal.parts else None
         with journal.worthless_after(UsageError, BrokenResultError):
@@ -80,49 +82,40 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
         check_fallback(step, recipe.steps[0].quantize.max_fallback)  # who allows more of them can go on from here
         with journal.worthless_after(UsageError, BrokenResultError):
             proof = finish(job, workspace, journal, step, held_out)
-            measurements, raw = fidelity(job, open_checkpoint(workspace.stage), held_out)
+        with journal.worthless_after(BrokenResultError):
+            answers = compare_answers(pair_of(job, open_checkpoint(workspace.stage)), held_out, foreign)
+        describe(job, workspace, step, proof, answers, held_out)
         publish(workspace)
-        measurements = sizes(job, open_checkpoint(plan.output)) + measurements
-        texts = {"calibration": fitting, "evaluation": held_out}
-        facts = {name: None if text is None else text.facts() for name, text in texts.items()}
+        pair = pair_of(job, open_checkpoint(plan.output))
+        counted = sizes(job, open_checkpoint(plan.output))
 
-        def report_on(measured: list[Measurement]) -> Report:
-            return full_report(
-                job,
-                steps=[step],
-                proof=proof,
-                texts=facts,
-                measurements=measured,
-                verdict=judge(recipe.gates, measured),
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
-                resumed_after=resumed_after,
-            )
+        def report_on(found: Measured) -> Report:
+            texts = {"calibration": fitting, "evaluation": held_out}
+            return run_report(job, steps=[step], proof=proof, texts=texts, measured=found, resumed_after=resumed_after)
 
-        return _timed(job, report_on, measurements, raw)
+        folder = plan.output / REPORT_FOLDER
+        report, file = timed_report(
+            pair,
+            folder,
+            report_on,
+            lambda timed: measured(counted, answers, timed),
+            lambda error: measured([*counted, *not_timed(pair, error)], answers, None),
+        )
+        return Result(report, file, plan.output)
 
 
-def _timed(
-    job: Job,
-    report_on: Callable[[list[Measurement]], Report],
-    measurements: list[Measurement],
-    raw: dict[str, Any],
-) -> Result:
-    """Times the published folder and writes its report, whatever happens meanwhile."""
-    from compress.model.checkpoint import open_checkpoint
-    from compress.pipeline.measuring import latency, not_timed
-    from compress.pipeline.reporting import write_report_folder
-
-    if job.recipe.bench is not None:  # what is left if the benchmark is killed
-        killed = measurements + not_timed(job, CompressError("the run was killed"))
-        write_report_folder(job, report_on(killed), raw)
-    interruption: BaseException | None = None
-    try:
-        timed, samples = latency(job, open_checkpoint(job.plan.output))
-        measurements, raw = measurements + timed, raw | samples
-    except (CompressError, KeyboardInterrupt) as error:
-        measurements, interruption = measurements + not_timed(job, error), error
-    report = report_on(measurements)
-    report_file = write_report_folder(job, report, raw)
-    if interruption is not None:
-        raise interruption
-    return Result(report, report_file, job.plan.output)
+def pair_of(job: Job, result: Checkpoint | None) -> Pair:
+    """The model of the job beside its result."""
+    return Pair(
+        original=job.checkpoint,
+        result=result,
+        kind=job.plan.anatomy.kind,
+        parameters=job.plan.parameters,
+        asked=job.recipe,
+        tasks=job.plan.tasks,
+        device=job.device,
+        trust_remote_code=job.options.trust_remote_code,
+        progress=job.progress,
+        ours=True,
+        cast=job.plan.cast,
+    )

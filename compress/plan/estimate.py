@@ -17,6 +17,7 @@ PROOF_TOKENS, START_SECONDS, DISK_BYTES_PER_SECOND = 512, 8.0, 200e6
 STATE_SLOTS = 2  # the newest activations, and those that a resumed run starts from while these are written
 SMOOTHING_FLOPS = 13 * 2 * 1024.0  # per parameter: 12 candidates and none, on about so many tokens
 REFINE_WINDOWS = 8  # looked at by each step of refinement
+DOCUMENT_TOKENS, CHARACTERS_PER_TOKEN = 130, 4  # of English text
 NAME_BYTES = 100  # name, dtype, shape and offsets of a window's activations in the file's header
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PROGRAM_BYTES = 500e6  # Python, torch and transformers resident before a model is loaded
@@ -43,9 +44,9 @@ def estimate(plan: Plan, machine: Machine) -> Estimate:
     seconds = {"quantize": _quantize_flops(plan) / rate, "write and prove": _prove_seconds(plan, rate)}
     recipe = plan.recipe
     if recipe.evaluate is not None:
-        seconds["evaluate"] = 2 * _forward_flops(plan, recipe.evaluate.fidelity.tokens) / rate
+        seconds["evaluate"] = 2 * _forward_flops(plan, _evaluation_tokens(plan)) / rate
     if recipe.bench is not None:
-        seconds["bench"] = float(recipe.bench.seconds) + 30.0
+        seconds["bench"] = recipe.bench.budget + 30.0
     parts = sum(layer.layer.parameters for layer in plan.quantized)
     return Estimate(
         memory_bytes=int(max(_quantize_bytes(plan), _prove_bytes(plan), _evaluate_bytes(plan)) + PROGRAM_BYTES),
@@ -61,6 +62,23 @@ def _rate(machine: Machine) -> tuple[float, str]:
     if "avx2" in machine.instruction_sets:
         return GFLOPS_AVX2, "assumed for AVX2"
     return GFLOPS_PLAIN, "assumed without AVX2"
+
+
+def _evaluation_tokens(plan: Plan) -> int:
+    """Tokens that each model reads; tasks of lm-eval, whose items are not known yet, are left out."""
+    evaluate = plan.recipe.evaluate
+    if evaluate is None:
+        return 0
+    tokens = evaluate.fidelity.tokens if evaluate.fidelity is not None else 0
+    if plan.anatomy.kind == "decoder" and evaluate.generation is not None:
+        tokens += evaluate.generation.prompts * (evaluate.generation.prompt + evaluate.generation.new_tokens)
+    if plan.anatomy.kind == "encoder" and evaluate.retrieval is not None:
+        tokens += evaluate.retrieval.documents * DOCUMENT_TOKENS
+    for planned in plan.tasks:
+        for item in planned.items.items if planned.items is not None else ():
+            choices = item.choices or ("",)
+            tokens += sum(len(item.question) + len(choice) for choice in choices) // CHARACTERS_PER_TOKEN
+    return tokens
 
 
 def _prove_seconds(plan: Plan, rate: float) -> float:

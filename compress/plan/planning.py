@@ -14,7 +14,9 @@ from compress.errors import UsageError
 from compress.formats.layout import Shard, scale_dtype, shard_layout, stored_tensors
 from compress.model.anatomy import HEAD, Anatomy, anatomy, is_weight
 from compress.model.checkpoint import Checkpoint
+from compress.plan.asked import check_asked
 from compress.plan.layers import PlannedLayer, plan_layers
+from compress.plan.tasks import PlannedTask, plan_tasks
 from compress.recipe.schema import Recipe
 from compress.scheme import TARGETS, Scheme, Target
 
@@ -40,6 +42,7 @@ class Plan:
     layers: tuple[PlannedLayer, ...]
     scale_dtypes: Mapping[str, str]
     shards: tuple[Shard, ...]
+    tasks: tuple[PlannedTask, ...] = ()
 
     @property
     def calibrates(self) -> bool:
@@ -111,11 +114,10 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     parts = anatomy(checkpoint)
     format_name = step.format or target.formats[0]
     _check_format(parts, target, format_name)
-    _check_gates(recipe, parts, target)
     layers = plan_layers(step, parts)
     schemes = {planned.layer.name: planned.scheme for planned in layers if planned.scheme is not None}
     _check_mix(parts, format_name, schemes)
-    _check_positions(recipe, parts, checkpoint)
+    check_asked(recipe, parts.kind, checkpoint.positions, cast=target.cast)
     tensors = stored_tensors(format_name, checkpoint.tensors, parts.layers, schemes, cast=target.cast)
     return Plan(
         recipe=recipe,
@@ -133,6 +135,7 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
             if planned.scheme is not None
         },
         shards=shard_layout(tensors, step.max_shard_size),
+        tasks=plan_tasks(recipe, parts.kind),
     )
 
 
@@ -180,33 +183,3 @@ def _check_mix(parts: Anatomy, format_name: str, schemes: Mapping[str, Scheme]) 
             "through optimum, which gives all layers one scheme; GPTQModel and vLLM read decoders only.",
             hint="Use --format compressed-tensors, or one scheme for all layers.",
         )
-
-
-_DECODERS_ONLY = ("kl.", "top1.", "perplexity", "latency.ttft", "latency.tpot")
-_ENCODERS_ONLY = ("cosine.", "latency.forward")
-
-
-def _check_gates(recipe: Recipe, parts: Anatomy, target: Target) -> None:
-    """Refuses gates on what cannot be measured for this kind of model, instead of leaving them undecided."""
-    foreign = _DECODERS_ONLY if parts.kind == "encoder" else _ENCODERS_ONLY
-    faults: list[tuple[tuple[str | int, ...], str]] = []
-    for index, gate in enumerate(recipe.gates):
-        if gate.metric.startswith(foreign):
-            faults.append((("gates", index), f"{gate.metric} is not measured for models of this kind ({parts.kind})"))
-        elif gate.metric == "bits_per_weight" and target.cast:
-            faults.append((("gates", index), f"target {target.name} is a cast and has no bits_per_weight"))
-    if faults:
-        raise recipe.error(faults)
-
-
-def _check_positions(recipe: Recipe, parts: Anatomy, checkpoint: Checkpoint) -> None:
-    """The benchmark's prompt and answer must fit the model's positions."""
-    bench = recipe.bench
-    positions = checkpoint.positions
-    if bench is None or positions is None:
-        return
-    length = bench.prompt + (bench.new_tokens - 1 if parts.kind == "decoder" else 0)
-    if length > positions:
-        answer = f" and {bench.new_tokens} new tokens" if parts.kind == "decoder" else ""
-        sentence = f"a prompt of {bench.prompt}{answer} need {length} positions; the model has {positions}"
-        raise recipe.error([(("bench", "prompt"), sentence)])

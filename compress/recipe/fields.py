@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, Strict, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from compress.errors import UsageError
@@ -41,7 +41,7 @@ def located(error: PydanticCustomError, path: tuple[str | int, ...], value: Any)
     return InitErrorDetails(type=error, loc=path, input=value)
 
 
-def _choice(allowed: Iterable[object]) -> BeforeValidator:
+def choice(allowed: Iterable[object]) -> BeforeValidator:
     choices = list(allowed)
 
     def check(value: Any) -> Any:
@@ -86,6 +86,17 @@ def _share(value: Any) -> bool:
     return (type(value) is float and 0 <= value <= 1) or (type(value) is int and value == 0)
 
 
+def _half_width(value: Any) -> bool:
+    return type(value) is float and 0 < value < 1
+
+
+def _parse_half_width(text: str) -> float:
+    share = parse_share(text)
+    if not 0 < share < 1:
+        raise UsageError(f"`{text.strip()}` must be above 0% and below 100%")
+    return share
+
+
 def _check_group_size(value: Any) -> Any:
     if value is None or value == "auto" or (type(value) is int and (1 <= value <= MAX_COUNT or value == PER_CHANNEL)):
         return value
@@ -94,6 +105,13 @@ def _check_group_size(value: Any) -> Any:
         f"must be auto, {PER_CHANNEL} (one scale per output channel) or a positive whole number "
         f"such as {sizes}, not {shown(value)}{quotes_hint(value)}"
     )
+
+
+def _no_name_twice(names: tuple[str, ...]) -> tuple[str, ...]:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise rule(f"lists {twice} twice")
+    return names
 
 
 def read_gate(value: Any) -> Gate:
@@ -110,7 +128,7 @@ def read_gate(value: Any) -> Gate:
 
 Algorithm = Literal["gptq", "rtn"]
 Engine = Literal["auto"]
-ReportFormat = Literal["json", "md"]
+ReportFormat = Literal["json", "md", "html", "junit"]
 
 Text = Annotated[str, Field(pattern=r"\S")]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -118,13 +136,15 @@ Whole = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Several = Annotated[int, Field(ge=2, le=MAX_COUNT)]
 Texts = Annotated[tuple[Text, ...], Strict(False)]
 
-VersionNumber = Annotated[Literal[1], _choice([1])]
-TargetName = Annotated[str, _choice(TARGETS), Field(json_schema_extra={"enum": list(TARGETS)})]
-QuantizedName = Annotated[str, _choice(QUANTIZED), Field(json_schema_extra={"enum": list(QUANTIZED)})]
-FormatName = Annotated[str, _choice(FORMATS), Field(json_schema_extra={"enum": list(FORMATS)})]
-AlgorithmName = Annotated[Algorithm, _choice(get_args(Algorithm))]
-EngineName = Annotated[Engine, _choice(get_args(Engine))]
-Reports = Annotated[tuple[Annotated[ReportFormat, _choice(get_args(ReportFormat))], ...], Strict(False)]
+VersionNumber = Annotated[Literal[1], choice([1])]
+TargetName = Annotated[str, choice(TARGETS), Field(json_schema_extra={"enum": list(TARGETS)})]
+QuantizedName = Annotated[str, choice(QUANTIZED), Field(json_schema_extra={"enum": list(QUANTIZED)})]
+FormatName = Annotated[str, choice(FORMATS), Field(json_schema_extra={"enum": list(FORMATS)})]
+AlgorithmName = Annotated[Algorithm, choice(get_args(Algorithm))]
+EngineName = Annotated[Engine, choice(get_args(Engine))]
+Reports = Annotated[
+    tuple[Annotated[ReportFormat, choice(get_args(ReportFormat))], ...], Strict(False), AfterValidator(_no_name_twice)
+]
 
 GroupSize = Annotated[
     Literal["auto"] | int | None,
@@ -144,6 +164,18 @@ Share = Annotated[
         {
             "anyOf": [
                 {"type": "number", "minimum": 0, "maximum": 1},
+                {"type": "string", "pattern": r"^\s*[0-9.]+\s*%?\s*$"},
+            ]
+        }
+    ),
+]
+Precision = Annotated[
+    float,
+    _text_in(_parse_half_width, "a share such as 2% or 0.02", numbers=_half_width),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
                 {"type": "string", "pattern": r"^\s*[0-9.]+\s*%?\s*$"},
             ]
         }

@@ -1,4 +1,7 @@
-"""The gate grammar: `METRIC OP VALUE[UNIT] [@LEVEL%]`, such as `perplexity.ratio <= 1.05x @95%`."""
+"""The gate grammar: `METRIC OP VALUE[UNIT] [@LEVEL%]`, such as `perplexity.ratio <= 1.05x @95%`.
+
+A metric of tasks may name one in brackets, `accuracy[next_sentence].drop <= 2pt`; without, all tasks are pooled.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ OPS: Mapping[Op, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 _MISSPELT = {"=<": "<=", "=>": ">=", "≤": "<=", "≥": ">="}
+_TASK = re.compile(r"([^\[\]]+)\[([^\[\]]*)\]((?:\.[^\[\]]+)?)")
 _GATE = re.compile(r"([^\s<>=!≤≥@]+)\s*([<>=!≤≥]+)\s*([^@]*?)\s*(?:@\s*(.*))?")
 
 
@@ -35,6 +39,7 @@ class Gate:
         metric: id in `compress.metrics.METRICS`.
         value: in the metric's own unit: `size <= 0.2GB` has the value 200.0, because `size` is stored in MB.
         level: confidence of the one-sided bound as a share (0.95), or None to compare the point estimate.
+        task: the task whose figure is judged; None for all tasks pooled, and where there is no matter of tasks.
         line: line of the recipe; None when the gate comes from elsewhere. Not part of what makes gates equal.
     """
 
@@ -43,7 +48,14 @@ class Gate:
     op: Op
     value: float
     level: float | None = None
+    task: str | None = None
     line: int | None = field(default=None, compare=False)
+
+    @property
+    def name(self) -> str:
+        """`accuracy[next_sentence].drop`, or the metric where no task is named."""
+        family, dot, rest = self.metric.partition(".")
+        return self.metric if self.task is None else f"{family}[{self.task}]{dot}{rest}"
 
     def holds(self, value: float) -> bool:
         """Whether `value`, in the metric's unit, is on the good side."""
@@ -65,16 +77,29 @@ def parse_gate(text: str) -> Gate:
             "`size <= 120MB` or `perplexity.ratio <= 1.05x @95%`"
         )
     try:
-        metric = _metric(match[1])
+        metric, task = _metric(match[1])
         op = _op(match[2])
         value = _value(match[3], metric)
         level = None if match[4] is None else _level(match[4], metric)
     except UsageError as error:
         raise UsageError(f"gate `{expression}`: {error.message}") from error
-    return Gate(expression, metric.id, op, value, level)
+    return Gate(expression, metric.id, op, value, level, task)
 
 
-def _metric(name: str) -> Metric:
+def _metric(name: str) -> tuple[Metric, str | None]:
+    """The metric and the task in brackets: `accuracy[a].drop` is `accuracy.drop` of the task `a`."""
+    match = _TASK.fullmatch(name)
+    if match is None:
+        return _known(name), None
+    metric, task = _known(match[1] + match[3]), match[2]
+    if not metric.tasks:
+        raise UsageError(f"`{metric.id}` is not measured by task: remove `[{task}]`")
+    if not task:
+        raise UsageError(f"the name of a task is missing between `[` and `]` of `{name}`")
+    return metric, task
+
+
+def _known(name: str) -> Metric:
     allowed = [metric.id for metric in METRICS.values() if metric.gate]
     if name in allowed:
         return METRICS[name]
@@ -111,8 +136,10 @@ def _possible(metric: Metric) -> tuple[float, float]:
         return -100.0, 100.0
     if metric.unit == "%":
         return 0.0, 100.0
-    if metric.id.startswith("cosine."):
+    if metric.id.startswith(("cosine.", "similarity.")):
         return -1.0, 1.0
+    if metric.id == "accuracy.margin_shift":
+        return -math.inf, math.inf
     return 0.0, math.inf
 
 

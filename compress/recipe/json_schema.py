@@ -15,13 +15,16 @@ def recipe_json_schema() -> dict[str, Any]:
         "$id": "urn:compress:recipe:1",
         "title": "Recipe of compress, version 1",
     }
-    return head | {key: _on_one_line(value) for key, value in schema.items() if key != "title"}
+    return head | {key: value for key, value in _on_one_line(schema).items() if key != "title"}
 
 
 def _on_one_line(value: Any) -> Any:
     """Descriptions come from docstrings, whose line breaks mean nothing."""
-    if isinstance(value, dict):
-        return {key: _on_one_line(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_on_one_line(inner) for inner in value]
-    return " ".join(value.split()) if isinstance(value, str) else value
+    if not isinstance(value, dict):
+        return value
+    described = {key: _on_one_line(inner) for key, inner in value.items()}
+    if isinstance(described.get("description"), str):
+        described["description"] = " ".join(described["description"].split())
+    return described

@@ -6,9 +6,9 @@ what pydantic finds, and `origin.py` knows the line or the option of every value
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     Field,
@@ -22,38 +22,22 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from compress.errors import UsageError
+from compress.recipe.bench import Bench
+from compress.recipe.evaluate import Evaluate
 from compress.recipe.fields import (
-    Count,
-    EngineName,
     Gates,
     Positive,
     Reports,
-    Seconds,
-    Several,
     Text,
     VersionNumber,
     located,
-    read_gate,
     rule,
 )
 from compress.recipe.gates import Gate
+from compress.recipe.measured import read_gates
 from compress.recipe.origin import Fault, Origin
 from compress.recipe.quantize import Quantize
 from compress.recipe.section import Section
-from compress.recipe.words import shown
-
-MEASURED_BY: Mapping[str, Literal["evaluate", "bench"] | None] = {
-    "kl": "evaluate",
-    "top1": "evaluate",
-    "perplexity": "evaluate",
-    "cosine": "evaluate",
-    "latency": "bench",
-    "memory": "bench",
-    "size": None,
-    "bits_per_weight": None,
-    "parameters": None,
-}
-"""Family of a metric (its id up to the first dot) -> the section that measures it; None: it always is."""
 
 
 class Calibration(Section):
@@ -77,39 +61,6 @@ class Step(Section):
     """Store the weights of the linear layers in fewer bits."""
 
 
-class Fidelity(Section):
-    """Comparison with the original on held-out text."""
-
-    source: Text = "default"
-    """Where the text comes from, as in `calibration`. Text that is in both is an error."""
-    tokens: Count = 16_384
-    """Number of tokens, such as 16384 or 16k."""
-    length: Several = 512
-    """Tokens in each window; the first one of a window is not predicted."""
-
-
-class Evaluate(Section):
-    """What is measured about the result's answers."""
-
-    fidelity: Fidelity = Fidelity()
-    """Perplexity, KL divergence and top-1 agreement of a decoder, cosine similarity of an encoder."""
-
-
-class Bench(Section):
-    """What is measured about the result's speed and memory."""
-
-    prompt: Positive = 128
-    """Tokens in the prompt."""
-    new_tokens: Several = 48
-    """Tokens to generate; the time per output token needs two."""
-    batch: Positive = 1
-    """Prompts computed together."""
-    seconds: Seconds = 60.0
-    """Time to measure for, such as 60 or 60s."""
-    engine: EngineName = "auto"
-    """What runs the models. auto: stock transformers where it loads the format, else the dequantized weights."""
-
-
 class Recipe(Section):
     """What `compress run` does: one model, the steps, what is measured, and the gates on the result."""
 
@@ -131,7 +82,7 @@ class Recipe(Section):
     """Speed and memory; off unless given, `{}` for the defaults."""
     gates: Gates = ()
     """Conditions on the result: METRIC OP VALUE[UNIT] [@LEVEL%], such as `kl.mean <= 0.1`."""
-    report: Reports = ("json", "md")
+    report: Reports = ("json", "md", "html", "junit")
     """Files that the report is written to."""
 
     _origin: Origin = PrivateAttr(default=Origin())
@@ -175,40 +126,11 @@ class Recipe(Section):
     @field_validator("gates", mode="plain")
     @classmethod
     def _gates(cls, value: Any, info: ValidationInfo) -> tuple[Gate, ...]:
-        if not isinstance(value, list | tuple):
-            raise rule(f"must be a list of gates such as `kl.mean <= 0.1`, not {shown(value)}")
-        off = {section for section in ("evaluate", "bench") if info.data.get(section, "on") is None}
-        gates, faults = [], []
-        for index, item in enumerate(value):
-            try:
-                gates.append(_measured(read_gate(item), off))
-            except PydanticCustomError as error:
-                faults.append(located(error, (index,), item))
-        if faults:
-            raise ValidationError.from_exception_data(cls.__name__, faults)
-        return tuple(gates)
-
-    @field_validator("report")
-    @classmethod
-    def _no_report_twice(cls, report: tuple[str, ...]) -> tuple[str, ...]:
-        twice = next((name for name in report if report.count(name) > 1), None)
-        if twice:
-            raise rule(f"lists {twice} twice")
-        return report
+        return read_gates(cls.__name__, value, info.data)
 
 
 def _quantizes(step: Step | dict[Any, Any]) -> bool:
     return isinstance(step, Step) or "quantize" in step
-
-
-def _measured(gate: Gate, off: set[str]) -> Gate:
-    section = MEASURED_BY[gate.metric.split(".")[0]]
-    if section in off:
-        raise rule(
-            f"gate `{gate.expression}`: `{gate.metric}` is measured by `{section}`, which is off: "
-            f"turn it on (`{section}: {{}}` in a recipe) or remove the gate"
-        )
-    return gate
 
 
 def _again(details: Any) -> InitErrorDetails:

@@ -9,10 +9,12 @@ from typing import Any
 
 from compress import __version__
 from compress.metrics import METRICS
-from compress.records import Interval, LayerRecord, Measurement, StepRecord
+from compress.records import Interval, LayerRecord, Measurement, StepRecord, TaskRecord
 from compress.report.remarks import remarks
 from compress.report.schema import (
     BoundPart,
+    Command,
+    FlipPart,
     GatePart,
     Inputs,
     IntervalPart,
@@ -21,6 +23,7 @@ from compress.report.schema import (
     Report,
     Reproduce,
     StepPart,
+    TaskPart,
     Tool,
     Totals,
     VerdictPart,
@@ -38,7 +41,9 @@ def build_report(
     proof: Mapping[str, Any] | None,
     inputs: Inputs,
     output: str,
-    format_name: str,
+    format_name: str | None,
+    tasks: Sequence[TaskRecord] = (),
+    command: Command = "run",
     recipe: Mapping[str, Any] | None = None,
     environment: Mapping[str, Any] | None = None,
     reproduce: Reproduce | None = None,
@@ -49,16 +54,19 @@ def build_report(
     Args:
         proof: what the proof in a fresh process found, as plain data; None when there was none.
         output: the folder of the result, as the user named it.
-        format_name: the checkpoint format of the result ("compressed-tensors", "gptq", "safetensors").
+        format_name: the checkpoint format of the result ("compressed-tensors", "gptq", "safetensors"), None where
+            it is not known.
         created: ISO 8601 time, or None. The only time in a report.
     """
     parts = tuple(measurement_part(m) for m in measurements)
     return Report(
         tool=Tool(version=__version__),
+        command=command,
         created=created,
         verdict=verdict_part(verdict),
         measurements=parts,
-        remarks=remarks(parts, steps, format_name=format_name, proved=proof is not None),
+        tasks=tuple(task_part(task) for task in tasks),
+        remarks=remarks(parts, steps, format_name=format_name, proved=proof is not None, command=command),
         steps=tuple(step_part(step) for step in steps),
         proof=None if proof is None else plain(proof),
         inputs=inputs,
@@ -85,6 +93,7 @@ def gate_part(result: GateResult) -> GatePart:
     return GatePart(
         expression=gate.expression,
         metric=gate.metric,
+        task=gate.task,
         outcome=result.outcome.value,
         value=None if measurement is None else finite(measurement.value),
         unit=METRICS[gate.metric].unit,
@@ -104,10 +113,12 @@ def measurement_part(measurement: Measurement) -> MeasurementPart:
     return MeasurementPart(
         metric=metric.id,
         subject=measurement.subject,
+        task=measurement.task,
         value=value,
         unit=metric.unit,
         better=metric.better,
         definition=metric.definition,
+        definition_id=metric.definition_id,
         count=measurement.count,
         interval=interval_part(measurement.interval),
         one_sided=tuple(bound_part(level, bound) for level, bound in sorted(measurement.one_sided.items())),
@@ -143,6 +154,11 @@ def step_part(step: StepRecord) -> StepPart:
         replaced=dict(step.replaced),
         layers=tuple(layer_part(layer) for layer in step.layers),
     )
+
+
+def task_part(task: TaskRecord) -> TaskPart:
+    flips = tuple(FlipPart(**{name: plain(value) for name, value in asdict(flip).items()}) for flip in task.flips)
+    return TaskPart(**(asdict(task) | {"flips": flips}))
 
 
 def layer_part(layer: LayerRecord) -> LayerPart:

@@ -6,17 +6,24 @@ differ from run to run, stay out of it. What the source card says about licence 
 
 from __future__ import annotations
 
-import io
 import re
+from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from compress.report.clean import cleaned, defused, single_line
+from compress.report.layer_views import by_scheme, left_alone
 from compress.report.loading import VLLM_INSTALL, Kind, loading
-from compress.report.markdown import cell, prose
+from compress.report.markdown_text import Code, block, cell, code, prose
 from compress.report.schema import MeasurementPart, Report
-from compress.report.views import QUALITY_LABELS, by_scheme, find, is_floor, left_alone, measured
+from compress.report.task_views import figure, smallest_drops, task_rows
+from compress.report.views import GENERATION_LABELS, QUALITY_LABELS, find, is_floor, measured
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 CARRIED_KEYS = ("license", "license_name", "license_link", "language", "library_name", "pipeline_tag")
+FILES = (".jsonl", ".json", ".txt", ".parquet", ".yaml", ".yml")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -40,8 +47,8 @@ def model_card(
     base = base_model(report.inputs.model.source)
     name = f"{PurePosixPath(base).name}-{target}"
     parts = [
-        front_matter(base, target, format_name, source_card),
-        f"# {name}",
+        front_matter(base, target, format_name, source_card, evaluations(report), name),
+        f"# {prose(name)}",
         made_how(report, base, target, format_name),
         "## Load it",
         load_section(format_name, kind, name, fusable=fusable, mixed=bool(by_scheme(report))),
@@ -57,22 +64,73 @@ def base_model(source: str) -> str:
     name = source.split("@")[0]
     if HUB_ID.fullmatch(name) and not name.startswith("."):
         return name
-    return PurePosixPath(source.replace("\\", "/").rstrip("/")).name or "model"
+    return PurePosixPath(in_metadata(source).replace("\\", "/").rstrip("/")).name or "model"
 
 
-def front_matter(base: str, target: str, format_name: str, source_card: str | None) -> str:
-    """The YAML block on top that the hub reads."""
-    from ruamel.yaml import YAML
+def in_metadata(text: str) -> str:
+    """Text for the YAML block: one line, without commands to a CI system."""
+    return defused(single_line(text))
 
-    carried = {key: value for key, value in source_metadata(source_card).items() if key in CARRIED_KEYS}
-    tags = list(dict.fromkeys(["compress", target, format_name]))
-    metadata = {"base_model": base, "base_model_relation": "quantized", "tags": tags, **carried}
-    metadata.setdefault("library_name", "transformers")
-    stream = io.StringIO()
-    yaml = YAML()
-    yaml.default_flow_style = False
-    yaml.dump(metadata, stream)
-    return f"---\n{stream.getvalue()}---"
+
+def front_matter(
+    base: str, target: str, format_name: str, source_card: str | None, results: list[EvalResult], name: str
+) -> str:
+    """The YAML block on top that the hub reads; `results` become its `model-index`."""
+    from huggingface_hub import ModelCardData
+
+    carried = {key: cleaned(value) for key, value in source_metadata(source_card).items() if key in CARRIED_KEYS}
+    carried.setdefault("library_name", "transformers")
+    metadata = ModelCardData(
+        base_model=base,
+        base_model_relation="quantized",
+        tags=list(dict.fromkeys(["compress", target, format_name])),
+        model_name=name if results else None,
+        eval_results=results or None,
+        ignore_metadata_errors=True,
+        **carried,
+    )
+    return f"---\n{metadata.to_yaml()}\n---"
+
+
+def evaluations(report: Report) -> list[EvalResult]:
+    """The result's own figures as the hub knows them: accuracy of each task, perplexity of the held-out text."""
+    from huggingface_hub import EvalResult
+
+    found = []
+    for task in report.tasks:
+        accuracy = figure(report, "accuracy", task.name, "result")
+        if accuracy is not None and accuracy.value is not None:
+            found.append(
+                EvalResult(
+                    task_type="text-generation" if task.kind != "classification" else "text-classification",
+                    dataset_type=data_name(task.source),
+                    dataset_name=in_metadata(task.name),
+                    dataset_args={"items": task.items, "sha256": in_metadata(task.sha256 or "")},
+                    metric_type="accuracy",
+                    metric_name=in_metadata(task.metric),
+                    metric_value=accuracy.value,
+                )
+            )
+    perplexity = find(report, "perplexity", "result")
+    if perplexity is not None and perplexity.value is not None:
+        text = data_name(str((report.inputs.evaluation or {}).get("source", "held-out text")))
+        found.append(
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=text,
+                dataset_name=text,
+                metric_type="perplexity",
+                metric_value=perplexity.value,
+            )
+        )
+    return found
+
+
+def data_name(source: str) -> str:
+    """The name of a data set, or the last part of a path: folders mean nothing to another reader."""
+    name = in_metadata(source).replace("\\", "/").rstrip("/")
+    path = PurePosixPath(name)
+    return name if HUB_ID.fullmatch(name) and path.suffix not in FILES else path.name or "data"
 
 
 def source_metadata(card: str | None) -> dict[str, Any]:
@@ -93,7 +151,7 @@ def source_metadata(card: str | None) -> dict[str, Any]:
 def made_how(report: Report, base: str, target: str, format_name: str) -> str:
     revision = report.inputs.model.revision
     lines = [
-        f"`{base}`" + (f" (revision `{revision}`)" if revision else ""),
+        code(base) + (f" (revision {code(revision)})" if revision else ""),
         f"compressed to **{target}** in the `{format_name}` format",
         f"with compress {report.tool.version}.",
     ]
@@ -102,36 +160,62 @@ def made_how(report: Report, base: str, target: str, format_name: str) -> str:
     text = " ".join(lines)
     mix = by_scheme(report)
     if mix:
-        schemes = [f"{group.scheme} ({', '.join(f'`{name}`' for name in group.names)})" for group in mix]
-    if schemes:
-        text += f" Weights: {', '.join(schemes)}" + (f", chosen by {', '.join(algorithms)}." if algorithms else ".")
+        weights = [f"{prose(group.scheme)} ({', '.join(map(code, group.names))})" for group in mix]
+    else:
+        weights = list(map(prose, schemes))
+    if weights:
+        chosen = f", chosen by {', '.join(map(prose, algorithms))}" if algorithms else ""
+        text += f" Weights: {', '.join(weights)}{chosen}."
     return text + " Recipe, versions and every layer's record are in `compress.json`."
 
 
 def load_section(format_name: str, kind: Kind, name: str, *, fusable: bool, mixed: bool) -> str:
     how = loading(format_name, kind, name, mixed=mixed)
-    parts = [f"```bash\n{how.install}\n```", "```python\n" + "\n".join(how.transformers) + "\n```"]
+    parts = [block(how.install, "bash"), block("\n".join(how.transformers), "python")]
     if how.vllm and fusable:
-        parts += ["Or serve it with vLLM:", f"```bash\n{VLLM_INSTALL}\n{how.vllm}\n```"]
+        parts += ["Or serve it with vLLM:", block(f"{VLLM_INSTALL}\n{how.vllm}", "bash")]
     return "\n\n".join(parts)
 
 
 def measured_section(report: Report) -> list[str]:
-    """Size and fidelity. Times hold for one machine only and stay in `report/`."""
+    """Size, fidelity, tasks and generation. Times hold for one machine only and stay in `report/`."""
+    tables = [*compared_section(report), *task_section(report)]
+    if not tables:
+        return ["## Measured", "Size, distance from the original and speed, where measured, are in `report/`."]
+    return ["## Measured", *tables]
+
+
+def compared_section(report: Report) -> list[str]:
+    labels = QUALITY_LABELS | GENERATION_LABELS
     rows = [
-        f"| {cell(label)} | {cell(measured(find(report, metric, 'original')))} | {cell(result_of(report, metric))} |"
-        for metric, label in QUALITY_LABELS.items()
+        (label, measured(find(report, metric, "original")), result_of(report, metric))
+        for metric, label in labels.items()
         if find(report, metric) is not None
     ]
     if not rows:
-        return ["## Measured", "Size, distance from the original and speed, where measured, are in `report/`."]
-    definitions = {m.metric: m.definition for m in report.measurements if m.metric in QUALITY_LABELS}
-    notes = [f"- {QUALITY_LABELS[metric]}: {prose(text)}" for metric, text in definitions.items()]
-    return [
-        "## Measured",
-        "\n".join(["| | original | this model |", "| --- | ---: | ---: |", *rows]),
-        "\n".join(notes),
+        return []
+    definitions = {m.metric: m.definition for m in report.measurements if m.metric in labels}
+    notes = [f"- {labels[metric]}: {prose(text)}" for metric, text in definitions.items()]
+    return [table(("", "original", "this model"), rows), "\n".join(notes)]
+
+
+def task_section(report: Report) -> list[str]:
+    """Both models on the same items; a drop below 0 means that this model is better."""
+    rows = [
+        (Code(row.name) if row.task else row.name, row.items, row.original, row.result, row.drop)
+        for row in task_rows(report)
     ]
+    if not rows:
+        return []
+    limits = smallest_drops(task_rows(report))
+    found = [table(("task", "items", "original", "this model", "drop"), rows)]
+    return [*found, f"{prose(limits[:1].upper() + limits[1:])}."] if limits else found
+
+
+def table(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    marks = f"| --- |{' ---: |' * (len(headers) - 1)}"
+    head, *body = (f"| {' | '.join(map(cell, row))} |" for row in (headers, *rows))
+    return "\n".join((head, marks, *body))
 
 
 def result_of(report: Report, metric: str) -> str:

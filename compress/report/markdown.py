@@ -1,34 +1,85 @@
-"""The report as GitHub Markdown, for a pull request or a job summary."""
+"""The report as GitHub Markdown, for a pull request or a job summary.
+
+A comment may have 64 KiB and a step summary 1 MiB. What is long is folded; where the whole would be longer than
+MOST_BYTES, tables end earlier and say so.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from compress.report.digits import quantity, significant
-from compress.report.schema import LayerPart, MeasurementPart, Report
+from compress.report.digits import NOT_MEASURED, quantity, significant
+from compress.report.layer_views import by_scheme, layers, left_alone, worst_layers
+from compress.report.markdown_text import Code, block, cell, code, html_code, prose, shortened
+from compress.report.schema import FlipPart, LayerPart, MeasurementPart, Report
+from compress.report.speed_views import speed_tables
+from compress.report.summary import summary
+from compress.report.task_views import TaskRow, ordered_flips, smallest_drops, task_rows
 from compress.report.views import (
-    by_scheme,
+    GateRow,
+    QualityRow,
     condition,
     gate_rows,
-    layers,
-    left_alone,
+    generation_rows,
     measured,
     ordered,
     quality_rows,
-    speed_ratio_table,
-    speed_table,
-    summary,
-    worst_layers,
 )
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+MOST_BYTES = 60 * 1024
+MARKER = "<!-- compress-report -->"
+"""The first line, by which a CI job finds its comment of the last push and replaces it."""
 BADGES = {"PASS": "\u2705", "FAIL": "\u274c", "INCONCLUSIVE": "\u2754"}
 LAYER_HEADERS = ("layer", "shape", "scheme", "by", "error", "round-to-nearest", "notes")
+TASK_HEADERS = ("Tasks", "Metric", "Items", "original", "result", "drop", "lost", "won", "p")
+FINER_HEADERS = ("recovery", "above chance", "smallest drop to find")
+FLIP_HEADERS = ("", "id", "question", "expected", "original", "result", "margins")
+CUT = "\n\n*Cut here: the whole report is in report.json and report.html.*\n"
+
+
+@dataclass(frozen=True)
+class Detail:
+    """How much is shown: rows of a table, layers, measurements, flips of a task, characters of a text."""
+
+    rows: int
+    layers: int
+    measurements: int
+    flips: int
+    text: int
+
+
+DETAILS = (
+    Detail(rows=1000, layers=1000, measurements=1000, flips=10, text=1000),
+    Detail(rows=200, layers=300, measurements=150, flips=10, text=200),
+    Detail(rows=100, layers=60, measurements=100, flips=5, text=120),
+    Detail(rows=50, layers=20, measurements=30, flips=2, text=80),
+    Detail(rows=20, layers=0, measurements=0, flips=0, text=60),
+)
 
 
 def report_markdown(report: Report) -> str:
-    """The whole report; long layer tables and the list of all measurements are folded."""
+    """The report in as much detail as MOST_BYTES hold."""
+    shown = context(report)
+    for detail in DETAILS:
+        text = rendered(shown, detail)
+        if len(text.encode()) <= MOST_BYTES:
+            return text
+    return cut(text)
+
+
+def rendered(shown: Mapping[str, Any], detail: Detail) -> str:
+    text = template(detail).render(**shown, detail=detail)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def template(detail: Detail) -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -37,33 +88,46 @@ def report_markdown(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # Markdown, not HTML: `prose` and `cell` escape what came from outside
+        autoescape=False,  # Markdown, not HTML: the filters escape what came from outside
     )
-    environment.filters |= {"prose": prose, "cell": cell, "code": code}
-    text = environment.get_template("report.md.j2").render(**context(report))
-    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+    for filter in (prose, cell, code, html_code):
+        environment.filters[filter.__name__] = partial(escaped, filter, detail.text)
+    environment.filters["block"] = block
+    return environment.get_template("report.md.j2")
+
+
+def escaped(escape: Any, most: int, value: Any) -> str:
+    return str(escape(shortened(value, most)))
+
+
+def cut(text: str) -> str:
+    """Whole lines as far as they fit, what they opened closed again."""
+    kept = text.encode()[: MOST_BYTES - 200].decode(errors="ignore").rpartition("\n")[0]
+    still_open = max(0, kept.count("<details>") - kept.count("</details>"))
+    return kept + "\n\n</details>" * still_open + CUT
 
 
 def context(report: Report) -> dict[str, Any]:
     """What the template shows, as cells."""
-    quality = quality_rows(report)
-    floors = any(row.floor != "-" for row in quality)
-    speed, ratios = speed_table(report), speed_ratio_table(report)
+    tables = speed_tables(report)
+    tasks = task_rows(report)
+    lines = any(row.line for row in gate_rows(report))
     return {
+        "marker": MARKER,
         "report": report,
         "badge": BADGES,
         "summary": summary(report),
-        "gates": [
-            (f"{BADGES[row.outcome]} {row.outcome}", Code(row.asked), row.measured, row.interval, row.reason)
-            for row in gate_rows(report)
-        ],
-        "quality_headers": ("", "original", "result", "compared") + (("noise floor",) if floors else ()),
-        "quality": [
-            (row.label, row.original, row.result, row.change) + ((row.floor,) if floors else ()) for row in quality
-        ],
-        "speed": speed,
-        "ratios": ratios,
-        "conditions": speed.conditions or ratios.conditions,
+        "gate_headers": ("verdict", "asked", "measured", "interval", "why", *(("recipe",) if lines else ())),
+        "gates": [gate_cells(row) + ((row.line,) if lines else ()) for row in gate_rows(report)],
+        "quality": compared(quality_rows(report)),
+        "task_headers": TASK_HEADERS + FINER_HEADERS,
+        "tasks": [task_cells(row) for row in tasks],
+        "limits": smallest_drops(tasks),
+        "flip_headers": FLIP_HEADERS,
+        "flips": [(task, [flip_cells(flip) for flip in ordered_flips(task)]) for task in report.tasks if task.flips],
+        "generation": compared(generation_rows(report)),
+        "speed": tables,
+        "conditions": tables[0].conditions if tables else "",
         "layers": [layer_cells(layer) for layer in layers(report) if layer.skipped is None],
         "worst": [layer_cells(layer) for layer in worst_layers(report)],
         "layer_headers": LAYER_HEADERS,
@@ -76,13 +140,40 @@ def context(report: Report) -> dict[str, Any]:
     }
 
 
+def gate_cells(row: GateRow) -> tuple[Any, ...]:
+    return (f"{BADGES[row.outcome]} {row.outcome}", Code(row.asked), row.measured, row.interval, row.reason)
+
+
+def compared(rows: Sequence[QualityRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headers and cells; the noise floor only where one was measured."""
+    floors = any(row.floor != NOT_MEASURED for row in rows)
+    headers = ("", "original", "result", "compared", *(("noise floor",) if floors else ()))
+    cells = [(row.label, row.original, row.result, row.change, *((row.floor,) if floors else ())) for row in rows]
+    return headers, cells
+
+
+def task_cells(row: TaskRow) -> tuple[Any, ...]:
+    name = Code(row.name) if row.task is not None else row.name
+    figures = (row.items, row.original, row.result, row.drop, row.losses, row.gains, row.p)
+    return (name, row.metric, *figures, row.recovery, row.corrected, row.detectable)
+
+
+def flip_cells(flip: FlipPart) -> tuple[Any, ...]:
+    """Questions and answers are code: whatever is in them stays text."""
+    known = (flip.original_margin, flip.result_margin)
+    margins = " -> ".join(NOT_MEASURED if value is None else significant(value, 3) for value in known)
+    texts = (flip.id, flip.question, flip.expected, flip.original, flip.result)
+    return ("lost" if flip.lost else "won", *map(Code, texts), "" if known == (None, None) else margins)
+
+
 def origin(report: Report) -> list[tuple[Any, Any]]:
     """Inputs, versions and machine as rows."""
-    model = report.inputs.model
+    model, result = report.inputs.model, report.inputs.result
     rows: dict[str, Any] = {
         "model": Code(model.source),
-        "revision": model.revision,
-        "content hash": model.content_hash,
+        "revision": Code(model.revision or ""),
+        "content hash": Code(model.content_hash or ""),
+        "result": "" if result is None else Code(result.source),
         "output": Code(report.output),
         "calibration": one_line(report.inputs.calibration),
         "evaluation": one_line(report.inputs.evaluation),
@@ -126,34 +217,5 @@ def measurement_cells(m: MeasurementPart) -> tuple[Any, ...]:
     interval = f"{m.interval.level:.0%}, {m.interval.method}" if m.interval else ""
     conditions = ", ".join(condition(key, one_line(m.conditions[key])) for key in ordered(m.conditions))
     value = measured(m) if m.value is not None else f"{quantity(None, m.unit)} ({m.note})"
-    return (Code(m.metric), m.subject, value, interval, "" if m.count is None else f"{m.count:,}", conditions)
-
-
-class Code(str):
-    """Text for a code span."""
-
-    __slots__ = ()
-
-
-def cell(value: Any) -> str:
-    """Text for a table cell: one line, no pipe that would end the cell."""
-    text = code(value) if isinstance(value, Code) else prose(value)
-    return text.replace("|", "\\|")
-
-
-def code(value: Any) -> str:
-    """A code span, fenced with more backticks than the text holds in a row."""
-    text = " ".join(str(value).split())
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * (longest + 1)
-    pad = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{fence}{pad}{text}{pad}{fence}"
-
-
-def prose(value: Any) -> str:
-    """Plain text on one line; only what Markdown or HTML would take for markup is escaped."""
-    text = " ".join(str(value).split())
-    text = re.sub(r"([\\`*])", r"\\\1", text)
-    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
-    text = re.sub(r"<(?=[A-Za-z/!?])", r"\\<", text)
-    return re.sub(r"\](?=[(\[:])", r"\\]", text)
+    task = "" if m.task is None else Code(m.task)
+    return (Code(m.metric), m.subject, task, value, interval, "" if m.count is None else f"{m.count:,}", conditions)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from compress.records import StepRecord
 from compress.report.digits import quantity
-from compress.report.schema import MeasurementPart
-from compress.report.views import dtypes_in_words, fairest, measured
+from compress.report.schema import Command, MeasurementPart
+from compress.report.speed_views import TAIL_LABELS, circumstances, fairest_of, workloads
+from compress.report.views import measured
 
 TIMES = {
     "latency.ttft.ratio": "the first token",
@@ -16,7 +18,7 @@ TIMES = {
 }
 LISTED = 8
 """Layers that a remark names."""
-FIDELITY = ("kl.mean", "perplexity", "perplexity.ratio", "cosine.mean")
+FIDELITY = ("kl.mean", "perplexity", "perplexity.ratio", "cosine.mean", "accuracy", "accuracy.drop")
 WHY_NOT_FASTER = {
     "compressed-tensors": "stock transformers expands these weights to dense matrices before it multiplies; "
     "a gain in speed needs an engine with packed kernels (vLLM)",
@@ -27,12 +29,17 @@ WHY_NOT_FASTER = {
 
 
 def remarks(
-    measurements: Sequence[MeasurementPart], steps: Sequence[StepRecord], *, format_name: str, proved: bool
+    measurements: Sequence[MeasurementPart],
+    steps: Sequence[StepRecord],
+    *,
+    format_name: str | None,
+    proved: bool,
+    command: Command = "run",
 ) -> tuple[str, ...]:
-    """All remarks on a run, the weightiest first."""
+    """All remarks, the weightiest first. `command`: what is not its job is not missed."""
     return (
-        *proof_remark(proved),
-        *missing_remarks(measurements),
+        *proof_remark(proved or command != "run"),
+        *missing_remarks(measurements, command),
         *speed_remarks(measurements, format_name),
         *memory_remarks(measurements),
         *fallback_remarks(steps),
@@ -46,33 +53,62 @@ def proof_remark(proved: bool) -> list[str]:
     return [] if proved else ["not proved: no fresh process has loaded this result and compared it"]
 
 
-def missing_remarks(measurements: Sequence[MeasurementPart]) -> list[str]:
+def missing_remarks(measurements: Sequence[MeasurementPart], command: Command) -> list[str]:
     """What was not measured, and what could not be."""
     metrics = {m.metric for m in measurements if m.value is not None}
     lines = []
-    if not metrics.intersection(FIDELITY):
+    if command != "bench" and not metrics.intersection(FIDELITY):
         lines.append("accuracy was not measured: nothing here says how close the result is to the original")
-    if not metrics.intersection(TIMES):
+    if command != "eval" and not metrics.intersection(TIMES):
         lines.append("speed was not measured: nothing here says that the result is faster")
-    lines += [f"{m.metric} of {m.subject} has no value: {m.note}" for m in measurements if m.value is None and m.note]
-    return lines
+    return lines + without_value(measurements)
 
 
-def speed_remarks(measurements: Sequence[MeasurementPart], format_name: str) -> list[str]:
-    """For each kind of time that shows no gain in the fairest comparison: that it does not, and why."""
-    ratios = [ratio for metric in TIMES if (ratio := fairest(measurements, metric)) is not None]
-    lines = [line for ratio in ratios if (line := speed_remark(ratio)) is not None]
-    reason = WHY_NOT_FASTER.get(format_name)
+def without_value(measurements: Sequence[MeasurementPart]) -> list[str]:
+    """One line for each reason, with everything that has no value for it."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    tails = [m for m in measurements if m.metric in TAIL_LABELS]
+    missing = [m for m in tails if m.value is None]
+    for m in measurements:
+        if m.value is None and m.note and m not in missing:
+            name = f"{m.metric} of {m.subject}" + (f" ({m.task})" if m.task else "")
+            reasons[m.note] += [] if name in reasons[m.note] else [name]
+    return percentile_remark(missing, len(tails)) + [
+        f"{', '.join(names[:LISTED])}{f' and {len(names) - LISTED} more' if len(names) > LISTED else ''} "
+        f"{'has' if len(names) == 1 else 'have'} no value: {reason}"
+        for reason, names in reasons.items()
+    ]
+
+
+def percentile_remark(missing: Sequence[MeasurementPart], count: int) -> list[str]:
+    """One line for the percentiles of all times together: in a sweep they are many."""
+    if not missing:
+        return []
+    example = missing[0]
+    return [
+        f"{len(missing)} of {count} percentiles of times have no value, as the samples are too small: "
+        f"{example.metric} of {example.subject} {example.note}"
+    ]
+
+
+def speed_remarks(measurements: Sequence[MeasurementPart], format_name: str | None) -> list[str]:
+    """For each kind of time and workload that shows no gain in the fairest comparison: that it does not, and why."""
+    lines = []
+    for metric in TIMES:
+        groups = workloads(measurements, metric)
+        ratios = [ratio for group in groups.values() if (ratio := fairest_of(group)) is not None]
+        lines += [line for ratio in ratios if (line := speed_remark(ratio, several=len(groups) > 1)) is not None]
+    reason = WHY_NOT_FASTER.get(format_name or "")
     return [*lines, f"why not faster: {reason}"] if lines and reason else lines
 
 
-def speed_remark(ratio: MeasurementPart) -> str | None:
-    """None when the whole interval of result / original lies below 1."""
+def speed_remark(ratio: MeasurementPart, *, several: bool) -> str | None:
+    """None when the whole interval of result / original lies below 1; `several`: there are other workloads."""
     value = ratio.value or 0.0
     low, high = (ratio.interval.low, ratio.interval.high) if ratio.interval else (value, value)
     if high < 1:
         return None
-    words = dtypes_in_words(ratio)
+    words = circumstances(ratio, with_workload=several)
     number, _, ends = measured(ratio).partition(" ")
     figures = f"{TIMES[ratio.metric]} takes {number} the original's time {ends}".rstrip()
     figures += f" ({words})" if words else ""

@@ -6,19 +6,33 @@ infinity: what could not be measured is `null`, and a note says why.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-SCHEMA_VERSION: Literal[1] = 1
+from compress.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_NOISY_MACHINE, EXIT_OK
+from compress.report.clean import cleaned, defused_json
 
+SCHEMA_VERSION: Literal[2] = 2
+
+EXIT_CODES = {
+    "PASS": (EXIT_OK,),
+    "FAIL": (EXIT_GATE_FAILED,),
+    "INCONCLUSIVE": (EXIT_INCONCLUSIVE, EXIT_NOISY_MACHINE),
+}
+Command = Literal["run", "eval", "bench"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Part(BaseModel):
-    """Base of all parts: frozen, and an unknown key is an error."""
+    """Base of all parts: frozen, an unknown key is an error, and no text holds what a reader cannot see."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _visible(cls, data: Any) -> Any:
+        return cleaned(data)
 
 
 class Tool(Part):
@@ -48,10 +62,12 @@ class MeasurementPart(Part):
 
     metric: str
     subject: str
+    task: str | None = None
     value: Finite | None
     unit: str
     better: Literal["lower", "higher", "none"]
     definition: str
+    definition_id: str
     count: int | None = None
     interval: IntervalPart | None = None
     one_sided: tuple[BoundPart, ...] = ()
@@ -70,6 +86,7 @@ class GatePart(Part):
 
     expression: str
     metric: str
+    task: str | None = None
     outcome: Literal["PASS", "FAIL", "INCONCLUSIVE"]
     value: Finite | None
     unit: str
@@ -86,6 +103,47 @@ class VerdictPart(Part):
     headline: str
     exit_code: int
     gates: tuple[GatePart, ...] = ()
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        """A report that was edited must not end green with a gate that failed."""
+        outcomes = [gate.outcome for gate in self.gates]
+        worst = next((one for one in ("FAIL", "INCONCLUSIVE") if one in outcomes), "PASS")
+        noisy = worst == "PASS" and self.exit_code == EXIT_NOISY_MACHINE
+        if self.exit_code not in EXIT_CODES[self.outcome] or (self.outcome != worst and not noisy):
+            raise ValueError(
+                f"outcome {self.outcome}, exit code {self.exit_code} and gates (worst: {worst}) contradict each other"
+            )
+        return self
+
+
+class FlipPart(Part):
+    """An item that one model answers right and the other wrong; see `compress.records.FlipRecord`."""
+
+    id: str
+    question: str
+    expected: str
+    original: str
+    result: str
+    lost: bool
+    original_margin: Finite | None = None
+    result_margin: Finite | None = None
+
+
+class TaskPart(Part):
+    """One task that both models answered; see `compress.records.TaskRecord`. Its figures are among the measurements."""
+
+    name: str
+    kind: str
+    metric: str
+    source: str
+    items: int
+    chance: Finite | None
+    losses: int
+    gains: int
+    detectable_drop: Finite | None
+    sha256: str | None = None
+    flips: tuple[FlipPart, ...] = ()
 
 
 class LayerPart(Part):
@@ -143,7 +201,10 @@ class ModelPart(Part):
 
 
 class Inputs(Part):
+    """What went in. `result` is the compressed model where it was there before: `compress eval` and `bench`."""
+
     model: ModelPart
+    result: ModelPart | None = None
     calibration: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
 
@@ -156,13 +217,20 @@ class Reproduce(Part):
 
 
 class Report(Part):
-    """Everything a run found out. The verdict first, then the numbers, then how they came about."""
+    """Everything a run found out. The verdict first, then the numbers, then how they came about.
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    Attributes:
+        command: what made the report: "run" (a recipe, or `quantize`), "eval" or "bench".
+        output: the folder of the result, as the user named it.
+    """
+
+    schema_version: Literal[2] = SCHEMA_VERSION
     tool: Tool
+    command: Command = "run"
     created: str | None = None
     verdict: VerdictPart
     measurements: tuple[MeasurementPart, ...] = ()
+    tasks: tuple[TaskPart, ...] = ()
     remarks: tuple[str, ...] = ()
     steps: tuple[StepPart, ...] = ()
     proof: dict[str, Any] | None = None
@@ -175,4 +243,10 @@ class Report(Part):
 
 def report_json(report: Report) -> str:
     """The content of report.json: indented, with a final newline."""
-    return report.model_dump_json(indent=2) + "\n"
+    return defused_json(report.model_dump_json(indent=2)) + "\n"
+
+
+def report_json_schema() -> dict[str, Any]:
+    """The JSON Schema of report.json; committed as recipes/report.schema.json."""
+    schema = Report.model_json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

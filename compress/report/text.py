@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement as Width
-from rich.padding import Padding
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from compress.report.digits import significant
+from compress.report.digits import NOT_MEASURED, significant
+from compress.report.layer_views import by_scheme, layers, left_alone, worst_layers
 from compress.report.schema import Report
-from compress.report.views import (
-    SpeedTable,
-    by_scheme,
-    gate_rows,
-    layers,
-    left_alone,
-    quality_rows,
-    speed_ratio_table,
-    speed_table,
-    summary,
-    worst_layers,
-)
+from compress.report.speed_views import SpeedTable, speed_tables
+from compress.report.summary import summary
+from compress.report.text_parts import FirstThatFits, bullets, interval_cells, plain_table, section, shown
+from compress.report.text_tasks import task_parts
+from compress.report.views import QualityRow, gate_rows, generation_rows, quality_rows
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 
 
 def report_text(report: Report, *, report_path: str | None = None) -> RenderableType:
-    """Verdict, gates, before and after, what was left alone, the worst layers, remarks, paths: in this order."""
+    """Verdict, gates, before and after, tasks, speed, what was left alone, remarks, paths: in this order."""
     parts: list[RenderableType] = [verdict_lines(report)]
     if report.verdict.gates:
         parts.append(section("Gates", *gate_parts(report)))
-    if quality_rows(report):
-        parts.append(section("Original and result", quality_table(report)))
-    speed = speed_table(report), speed_ratio_table(report)
-    if any(table.rows for table in speed):
-        parts.append(section("Speed and memory", *speed_parts(*speed)))
+    if rows := quality_rows(report):
+        parts.append(section("Original and result", quality_table(rows)))
+    if report.tasks:
+        parts.append(section("Tasks", *task_parts(report)))
+    if rows := generation_rows(report):
+        parts.append(section("Generated answers", quality_table(rows)))
+    if tables := speed_tables(report):
+        parts.append(section("Speed and memory", *speed_parts(tables)))
     if layers(report):
         parts.append(section("Layers", *layer_parts(report)))
     if report.remarks:
@@ -50,17 +43,12 @@ def report_text(report: Report, *, report_path: str | None = None) -> Renderable
     return Group(*parts)
 
 
-def section(title: str, *body: RenderableType) -> RenderableType:
-    indented = (Padding(part, (0, 0, 0, 2), expand=False) for part in body)
-    return Group(Text(), Text(title, style="bold"), *indented)
-
-
 def verdict_lines(report: Report) -> RenderableType:
     """The headline (a failing gate is named in it), and under it what the run bought and what it cost."""
-    headline = Text(report.verdict.headline)
+    headline = shown(report.verdict.headline)
     headline.highlight_words([report.verdict.outcome], STYLES[report.verdict.outcome])
     figures = summary(report)
-    return Group(headline, Text(figures)) if figures else headline
+    return Group(headline, shown(figures)) if figures else headline
 
 
 def gate_parts(report: Report) -> list[RenderableType]:
@@ -70,9 +58,9 @@ def gate_parts(report: Report) -> list[RenderableType]:
     if lines:
         table.add_column("recipe", justify="right")
     for row in gate_rows(report):
-        outcome = Text(row.outcome, style=STYLES[row.outcome])
+        outcome = shown(row.outcome, style=STYLES[row.outcome])
         cells = (row.asked, row.measured, row.interval)
-        table.add_row(outcome, *map(Text, (*cells, row.line) if lines else cells))
+        table.add_row(outcome, *map(shown, (*cells, row.line) if lines else cells))
     open_reasons = [
         f"{row.asked}: {row.reason}"
         for row in gate_rows(report)
@@ -81,14 +69,13 @@ def gate_parts(report: Report) -> list[RenderableType]:
     return [table, bullets(open_reasons)] if open_reasons else [table]
 
 
-def quality_table(report: Report) -> RenderableType:
+def quality_table(rows: Sequence[QualityRow]) -> RenderableType:
     """Intervals beside their values where there is room for it, else under them."""
-    return FirstThatFits((quality_columns(report, " "), quality_columns(report, "\n")))
+    return FirstThatFits((quality_columns(rows, " "), quality_columns(rows, "\n")))
 
 
-def quality_columns(report: Report, gap: str) -> Table:
-    rows = quality_rows(report)
-    floors = any(row.floor != "-" for row in rows)
+def quality_columns(rows: Sequence[QualityRow], gap: str) -> Table:
+    floors = any(row.floor != NOT_MEASURED for row in rows)
     table = plain_table(("", "left"), ("original", "right"), ("result", "right"), ("compared", "right"))
     if floors:
         table.add_column("noise floor", justify="right")
@@ -98,34 +85,14 @@ def quality_columns(report: Report, gap: str) -> Table:
     return table
 
 
-def interval_cells(cells: Iterable[str], gap: str) -> list[Text]:
-    """Cells with `gap` between a value and its interval."""
-    return [Text(cell.replace(" [", f"{gap}[")) for cell in cells]
-
-
-@dataclass(frozen=True)
-class FirstThatFits:
-    """Shows the first of several renderings that is not too wide, else the last."""
-
-    choices: tuple[RenderableType, ...]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        unlimited = options.update(max_width=10_000)
-        fitting = (c for c in self.choices if Width.get(console, unlimited, c).maximum <= options.max_width)
-        yield next(fitting, self.choices[-1])
-
-
-def speed_parts(speed: SpeedTable, ratios: SpeedTable) -> list[RenderableType]:
+def speed_parts(tables: Sequence[SpeedTable]) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    for table in (speed, ratios):
-        if not table.rows:
-            continue
+    for table in tables:
         if parts:
             parts.append(Text(" "))
         parts.append(FirstThatFits((speed_columns(table, " "), speed_columns(table, "\n"))))
-    conditions = speed.conditions or ratios.conditions
-    if conditions:
-        parts.append(Text(f"measured with: {conditions}", style="dim"))
+    if tables[0].conditions:
+        parts.append(shown(f"measured with: {tables[0].conditions}", style="dim"))
     return parts
 
 
@@ -144,7 +111,7 @@ def layer_parts(report: Report) -> list[RenderableType]:
         line = f"{step.kind}: {totals.layers_quantized} layers done, {totals.layers_skipped} left alone"
         if totals.calibration_tokens is not None:
             line += f", {totals.calibration_tokens:,} calibration tokens"
-        parts.append(Text(line))
+        parts.append(shown(line))
     mix = by_scheme(report)
     if mix:
         parts += [Text(" "), bullets(group_line(group.count, group.scheme, group.names) for group in mix)]
@@ -167,7 +134,7 @@ def worst_table(report: Report) -> Table:
     table = plain_table(("layer", "left"), ("scheme", "left"), ("by", "left"), ("error", "right"), ("rtn", "right"))
     for layer in worst_layers(report):
         cells = (layer.name, layer.scheme or layer.target or "-", layer.algorithm or "-")
-        table.add_row(*map(Text, cells), error(layer.error_after), error(layer.error_before))
+        table.add_row(*map(shown, cells), error(layer.error_after), error(layer.error_before))
     return table
 
 
@@ -180,9 +147,9 @@ def paths(report: Report, report_path: str | None) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     if report.proof is not None:
-        table.add_row("proof", Text(proof_line(report.proof)))
-    table.add_row("checkpoint", Text(report.output))
-    table.add_row("report", Text(report_path or str(PurePath(report.output) / "report")))
+        table.add_row("proof", shown(proof_line(report.proof)))
+    table.add_row("checkpoint", shown(report.output))
+    table.add_row("report", shown(report_path or str(PurePath(report.output) / "report")))
     return table
 
 
@@ -192,21 +159,3 @@ def proof_line(proof: Mapping[str, Any]) -> str:
     if proof.get("kl_mean") is not None:
         parts.append(f"KL {significant(proof['kl_mean'], 3)} nats over {proof.get('tokens', 0):,} tokens")
     return f"{proof.get('method', 'loaded')} in a fresh process: {', '.join(parts)}"
-
-
-def bullets(lines: Iterable[str]) -> RenderableType:
-    """Lines with a hanging `-`, wrapped under themselves."""
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", ratio=1)
-    for line in lines:
-        table.add_row("-", Text(line))
-    return table
-
-
-def plain_table(*columns: tuple[str, str]) -> Table:
-    """A table with a line under its header and nothing else; cells fold instead of losing their ends."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for name, justify in columns:
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
-    return table

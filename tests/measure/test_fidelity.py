@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -55,10 +56,10 @@ def by_metric(measurements: list[Measurement], subject: str = "result/original")
 
 def test_a_model_against_itself_differs_in_nothing(original: torch.nn.Module) -> None:
     tokens = compare_logits(original, original, windows(40, 40, 40), Silent())
-    assert tokens.kl.tolist() == [0.0] * 117
+    assert tokens.kl.tolist() == tokens.tv.tolist() == [0.0] * 117
     assert tokens.same_top1.all()
     found = by_metric(fidelity_measurements(tokens))
-    for metric in ("kl.mean", "kl.median"):
+    for metric in ("kl.mean", "kl.median", "tv.mean"):
         assert found[metric].value == 0.0
         assert found[metric].interval is not None
         assert (found[metric].interval.low, found[metric].interval.high) == (0.0, 0.0)
@@ -70,17 +71,19 @@ def test_a_model_against_itself_differs_in_nothing(original: torch.nn.Module) ->
 def test_agrees_with_a_slow_reference(original: torch.nn.Module, other: torch.nn.Module) -> None:
     given = windows(9, 30, 2)
     tokens = compare_logits(original, other, given, Silent())
-    kl, nll, same, window = [], [], [], []
+    kl, tv, nll, same, window = [], [], [], [], []
     with torch.inference_mode():
         for index, ids in enumerate(given.ids):
             p = original(ids[None]).logits[0].double().log_softmax(-1)
             q = other(ids[None]).logits[0].double().log_softmax(-1)
             for position in range(len(ids) - 1):
                 kl.append(float((p[position].exp() * (p[position] - q[position])).sum()))
+                tv.append(float((p[position].exp() - q[position].exp()).abs().sum()) / 2)
                 nll.append(-float(q[position, ids[position + 1]]))
                 same.append(int(p[position].argmax()) == int(q[position].argmax()))
                 window.append(index)
     np.testing.assert_allclose(tokens.kl, kl, rtol=1e-9)
+    np.testing.assert_allclose(tokens.tv, tv, rtol=1e-9)
     np.testing.assert_allclose(tokens.nll_result, nll, rtol=1e-9)
     assert tokens.same_top1.tolist() == same
     assert tokens.window.tolist() == window
@@ -90,6 +93,8 @@ def test_agrees_with_a_slow_reference(original: torch.nn.Module, other: torch.nn
     assert paired["kl.mean"].value == pytest.approx(np.mean(kl), rel=1e-9)
     assert paired["kl.mean"].count == 38
     assert paired["kl.median"].value == pytest.approx(np.median(kl), rel=1e-9)
+    assert paired["kl.max"].value == pytest.approx(max(kl), rel=1e-9)
+    assert paired["tv.mean"].value == pytest.approx(np.mean(tv), rel=1e-9)
     assert paired["top1.agreement"].value == pytest.approx(100 * np.mean(same))
     assert result["perplexity"].value == pytest.approx(math.exp(np.mean(nll)), rel=1e-9)
     ratio = result["perplexity"].value / by_metric(found, "original")["perplexity"].value
@@ -103,6 +108,7 @@ def test_swapping_the_models_inverts_the_ratio_and_keeps_the_agreement(
     back = by_metric(fidelity_measurements(compare_logits(other, original, windows(50), Silent())))
     assert there["perplexity.ratio"].value == pytest.approx(1 / back["perplexity.ratio"].value)
     assert there["top1.agreement"].value == back["top1.agreement"].value
+    assert there["tv.mean"].value == pytest.approx(back["tv.mean"].value, rel=1e-12)
     assert there["kl.mean"].value != back["kl.mean"].value
 
 
@@ -124,8 +130,16 @@ def test_small_portions_change_nothing(
     whole = compare_logits(original, other, windows(50), Silent())
     monkeypatch.setattr(fidelity, "WIDE_BYTES", 3 * 8 * 256 * fidelity.WIDE_COPIES)
     parts = compare_logits(original, other, windows(50), Silent())
-    for name, values in whole.raw().items():
-        np.testing.assert_array_equal(parts.raw()[name], values)
+    assert parts.rows() == whole.rows()
+
+
+def test_rows_are_plain_data_by_window_and_lose_nothing(original: torch.nn.Module, other: torch.nn.Module) -> None:
+    tokens = compare_logits(original, other, windows(9, 1, 30), Silent())
+    rows = json.loads(json.dumps(tokens.rows()))
+    assert [(row["kind"], row["window"], len(row["kl"])) for row in rows] == [("fidelity", 0, 8), ("fidelity", 2, 29)]
+    for name in ("kl", "tv", "nll_original", "nll_result", "same_top1"):
+        assert [value for row in rows for value in row[name]] == getattr(tokens, name).tolist()
+    assert {row["kind"] for row in tokens.rows("floor")} == {"floor"}
 
 
 @pytest.mark.parametrize("broken", ["original", "result"])
@@ -164,6 +178,7 @@ def random_tokens(count: int, per_window: int = 64) -> FidelityTokens:
     nll = rng.exponential(3.0, count)
     return FidelityTokens(
         kl=rng.exponential(0.1, count),
+        tv=rng.random(count),
         nll_original=nll,
         nll_result=nll + rng.normal(0.05, 0.2, count),
         same_top1=rng.random(count) < 0.9,
@@ -171,14 +186,15 @@ def random_tokens(count: int, per_window: int = 64) -> FidelityTokens:
     )
 
 
-def test_p99_needs_299_tokens() -> None:
-    short = by_metric(fidelity_measurements(random_tokens(298)))["kl.p99"]
+@pytest.mark.parametrize(("metric", "p", "needed"), [("kl.p99", 0.99, 299), ("kl.p999", 0.999, 2995)])
+def test_a_percentile_needs_enough_tokens(metric: str, p: float, needed: int) -> None:
+    short = by_metric(fidelity_measurements(random_tokens(needed - 1)))[metric]
     assert short.value is None
     assert short.note is not None
-    assert "299" in short.note
-    tokens = random_tokens(299)
-    carried = by_metric(fidelity_measurements(tokens))["kl.p99"]
-    assert carried.value == np.quantile(tokens.kl, 0.99)
+    assert str(needed) in short.note
+    tokens = random_tokens(needed)
+    carried = by_metric(fidelity_measurements(tokens))[metric]
+    assert carried.value == np.quantile(tokens.kl, p)
     assert carried.interval is not None
 
 
@@ -186,7 +202,11 @@ def test_levels_seed_and_pairing() -> None:
     tokens = random_tokens(4096)
     found = fidelity_measurements(tokens, levels=(0.8,), seed=5, conditions={"device": "cpu"})
     assert found == fidelity_measurements(tokens, levels=(0.8,), seed=5, conditions={"device": "cpu"})
+    largest = by_metric(found)["kl.max"]
+    assert (largest.value, largest.interval, largest.one_sided) == (tokens.kl.max(), None, {})
     for one in found:
+        if one is largest:
+            continue
         assert set(one.one_sided) == {0.8, 0.95}
         assert one.interval is not None
         assert one.interval.low <= one.one_sided[0.95][0] <= one.one_sided[0.8][0] <= one.value

@@ -18,26 +18,24 @@ from tiny import tiny_bert, tiny_gpt2, tiny_llama, tiny_opt
 from compress.errors import BrokenResultError, CompressError, MissingResourceError, UsageError
 from compress.measure import worker
 from compress.measure.children import ask, children
-from compress.measure.latency import LatencyRaw, Variant, measure_latency
-from compress.measure.latency_figures import Kind
+from compress.measure.latency import Stop, Timed, Variant, Workload, measure_latency
 from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original
 from compress.progress import Silent
-from compress.records import Measurement
 
 
 def load(folder: Path) -> torch.nn.Module:
     return load_original(open_checkpoint(folder), dtype=torch.float32, device="cpu")
 
 
-def measure(*variants: Variant, kind: Kind = "decoder", **changed: object) -> tuple[list[Measurement], LatencyRaw]:
+DECODER = Workload("decoder", 12, 4, 1)
+
+
+def measure(*variants: Variant, **changed: object) -> Timed:
     settings: dict[str, object] = {
         "original_labels": [variants[0].label],
-        "kind": kind,
-        "prompt": 12,
-        "new_tokens": 4,
-        "batch": 1,
-        "seconds": 0.5,
+        "workloads": [DECODER],
+        "stop": Stop(0.5),
         "threads": 1,
         "seed": 0,
         "device": "cpu",
@@ -109,58 +107,106 @@ def test_waking_up_runs_at_least_once_and_until_the_time_is_over() -> None:
 
 def test_decoders_from_end_to_end(tmp_path: Path) -> None:
     original, result = tiny_llama(tmp_path / "a"), tiny_llama(tmp_path / "b", intermediate_size=64)
-    measurements, raw = measure(
+    timed = measure(
         Variant("original fp32", original, "stock", "float32"),
         Variant("result fp32", result, "stock", "float32"),
-        seconds=1.0,
+        stop=Stop(1.0),
         levels=(0.9,),
     )
-    found = {(one.metric, one.subject): one for one in measurements}
-    for name in ("ttft", "tpot"):
+    found = {(one.metric, one.subject): one for one in timed.measurements}
+    for name in ("ttft", "tpot", "e2e"):
         for subject in ("original", "result"):
             one = found[f"latency.{name}", subject]
             assert one.value is not None
             assert one.value > 0
-            assert one.count == 2 * one.conditions["rounds"]
+            assert 1 <= one.count <= 2 * one.conditions["rounds"]
         for subject in ("result/original", "original/original"):
             ratio = found[f"latency.{name}.ratio", subject]
             assert ratio.interval is not None
             assert ratio.interval.low <= ratio.value <= ratio.interval.high
             assert set(ratio.one_sided) == {0.9, 0.95}
+    for metric in ("latency.load", "throughput.prefill", "throughput.decode"):
+        assert found[metric, "result"].value > 0
     conditions = found["latency.tpot", "result"].conditions
     expected = {"device": "cpu", "dtype": "float32", "threads": 1, "prompt": 12, "new_tokens": 4, "batch": 1}
     assert expected.items() <= conditions.items()
     assert conditions["engine"].startswith("transformers ")
-    assert conditions["rounds"] >= 5
+    assert conditions["rounds"] >= 4
     assert 50 < found["memory.peak", "original"].value < 5000
+    assert timed.noise is None
+    assert timed.contention["rounds"] >= 10
 
-    data = json.loads(json.dumps(raw.raw()))
-    assert {row["phase"] for row in data["samples"]} == {"warm-up", "floor", "measure"}
-    for row in data["samples"]:
-        assert row["tpot"] == pytest.approx((row["e2e"] - row["ttft"]) / 3)
+    rows = json.loads(json.dumps(timed.raw.rows()))
+    assert [row["kind"] for row in rows[:5]] == ["conditions", "load", "load", "memory", "memory"]
+    assert {row["phase"] for row in rows[5:]} == {"warm-up", "floor", "measure"}
+    for row in rows[5:]:
+        assert row["seconds"]["tpot"] == pytest.approx((row["seconds"]["e2e"] - row["seconds"]["ttft"]) / 3)
+        assert row["cpu_seconds"] >= 0
+        assert row["contention"]["wall"] >= row["seconds"]["e2e"]
 
 
-def test_encoders_from_end_to_end(tmp_path: Path) -> None:
+def test_workloads_are_swept_in_the_same_processes(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path)
+    workloads = [Workload("decoder", prompt, 2, batch) for prompt in (4, 8) for batch in (1, 3)]
+    timed = measure(
+        Variant("original", folder, "stock", "float32"),
+        Variant("result", folder, "stock", "float32"),
+        workloads=workloads,
+        stop=Stop(1.0, 1e-9),
+    )
+    lengths = [(w.prompt, w.new_tokens, w.batch) for w in workloads]
+    ratios = [one for one in timed.measurements if one.metric == "latency.tpot.ratio"]
+    assert [one.subject for one in ratios] == ["result/original", "original/original"] * 4
+    asked = [tuple(one.conditions[key] for key in ("prompt", "new_tokens", "batch")) for one in ratios[::2]]
+    assert asked == lengths
+    assert len([one for one in timed.measurements if one.metric == "latency.load"]) == 2
+    peaks = [one for one in timed.measurements if one.metric == "memory.peak" and one.subject == "result"]
+    assert [one.value for one in peaks] == sorted(one.value for one in peaks)
+    assert [bool(one.note) for one in peaks] == [False, True, True, True]
+    # Nothing reaches a billionth, and each sentence says which workload it is about.
+    assert timed.noise is not None
+    assert timed.noise.count("machine too noisy for 1e-07%") == 4
+    assert "(prompt 8, new tokens 2, batch 3)" in timed.noise
+
+
+def test_one_model_alone_has_figures_and_a_floor(tmp_path: Path) -> None:
     folder = tiny_bert(tmp_path)
-    measurements, _ = measure(
+    timed = measure(
         Variant("original fp32", folder, "stock", "float32"),
         Variant("original bf16", folder, "stock", "bfloat16"),
         original_labels=["original fp32", "original bf16"],
-        kind="encoder",
+        workloads=[Workload("encoder", 12, None, 1)],
     )
-    assert [(one.metric, one.subject) for one in measurements] == [
+    with_value = [(one.metric, one.subject) for one in timed.measurements if ".p9" not in one.metric]
+    assert with_value == [
         ("latency.forward", "original"),
         ("latency.forward", "original"),
         ("latency.forward.ratio", "original/original"),
         ("memory.peak", "original"),
         ("memory.peak", "original"),
+        ("latency.load", "original"),
+        ("latency.load", "original"),
     ]
-    assert measurements[0].conditions["new_tokens"] is None
+    assert timed.measurements[0].conditions["new_tokens"] is None
+
+
+def test_workers_are_pinned_to_the_same_cpus(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path)
+    request = {"op": "load", "folder": str(folder), "loader": "stock", "dtype": "float32", "device": "cpu"}
+    with children(["first", "second"], 1) as workers:
+        told = [ask(one, request | {"trust_remote_code": False})["cpus"] for one in workers]
+        if hasattr(os, "sched_getaffinity"):
+            allowed = [os.sched_getaffinity(one.process.pid) for one in workers]
+            assert allowed == [{min(os.sched_getaffinity(0))}] * 2
+            assert told == [sorted(one) for one in allowed]
+        else:
+            assert told == [None, None]
 
 
 def test_a_dead_child_is_an_error_with_its_last_words_and_no_hang(tmp_path: Path) -> None:
     with children(["first", "second"], 1) as (first, second):
         load_request = {"op": "load", "folder": str(tmp_path / "none"), "loader": "stock", "dtype": "float32"}
+        load_request |= {"device": "cpu", "trust_remote_code": False}
         with pytest.raises(MissingResourceError, match=r"first: .*does not exist") as missing:
             ask(first, load_request)
         assert missing.value.hint is not None
@@ -193,10 +239,10 @@ def test_children_end_with_their_parent_whatever_happens() -> None:
     assert alone.returncode == 0
 
 
-def test_lengths_beyond_the_models_positions_are_refused(tmp_path: Path) -> None:
+def test_lengths_beyond_the_models_positions_are_refused_before_anything_is_timed(tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path)
     with pytest.raises(UsageError, match="129 positions: long holds 128"):
-        measure(Variant("long", folder, "stock", "float32"), prompt=120, new_tokens=10)
+        measure(Variant("long", folder, "stock", "float32"), workloads=[DECODER, Workload("decoder", 120, 10, 1)])
 
 
 def test_the_worker_refuses_an_output_that_overflows_its_dtype(tmp_path: Path) -> None:
@@ -221,7 +267,14 @@ def test_the_worker_refuses_an_output_that_overflows_its_dtype(tmp_path: Path) -
 
 def test_all_faults_of_the_settings_are_listed() -> None:
     one = Variant("a", Path(), "fast", "int3")  # type: ignore[arg-type] # the fault under test
+    workloads = [Workload("decoder", 0, None, 1), Workload("encoder", 1, 2, -1), Workload("mixer", 1, 1, 1)]  # type: ignore[arg-type]
     with pytest.raises(UsageError) as caught:
-        measure(one, one, original_labels=["b"], prompt=0)
-    for part in ("'b'", "share a label", "prompt is 0", "loader 'fast'", "dtype 'int3'"):
+        measure(one, one, original_labels=["b"], workloads=workloads, stop=Stop(float("nan"), 2.0), threads=0)
+    parts = (
+        *("'b'", "share a label", "prompt is 0", "loader 'fast'", "dtype 'int3'", "new_tokens is 0", "batch is -1"),
+        *("encoder generates no", "kind is 'mixer'", "budget is nan", "precision is 2.0", "threads is 0"),
+    )
+    for part in parts:
         assert part in caught.value.message
+    with pytest.raises(UsageError, match="there is no workload"):
+        measure(Variant("a", Path(), "stock", "float32"), workloads=[])

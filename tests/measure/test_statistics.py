@@ -12,7 +12,6 @@ from compress.measure.statistics import (
     carries_percentile,
     count_for_percentile,
     order_statistic_quantile,
-    paired_ratio,
     token_blocks,
 )
 
@@ -154,41 +153,6 @@ def test_token_blocks_never_cut_short_windows() -> None:
     blocks, words = token_blocks(np.repeat(np.arange(3), 40))
     assert words == "3 windows"
     assert blocks.tolist() == [0] * 40 + [1] * 40 + [2] * 40
-
-
-@pytest.mark.parametrize("rounds", [8, 40])
-def test_paired_ratio_covers_and_names_its_method(rounds: int) -> None:
-    generator = rng(15)
-    covered, upper, runs = 0, 0, 100
-    for _ in range(runs):
-        found = paired_ratio(np.log(1.25) + generator.normal(0, 0.05, rounds), rng=generator)
-        assert found.interval is not None
-        covered += found.interval.low <= 1.25 <= found.interval.high
-        upper += found.one_sided[0.95][1] >= 1.25
-    assert 0.89 <= covered / runs <= 1.0
-    assert 0.89 <= upper / runs <= 1.0
-    assert ("bootstrap" in found.interval.method) == (rounds == 40)
-
-
-def test_paired_ratio_is_the_median_of_walsh_averages() -> None:
-    r = rng(16).normal(size=7)
-    slow = [(r[i] + r[j]) / 2 for i in range(7) for j in range(i, 7)]
-    assert paired_ratio(r, rng=rng()).value == pytest.approx(math.exp(np.median(slow)))
-
-
-def test_paired_ratio_shrugs_off_a_spike() -> None:
-    r = np.full(15, math.log(1.1))
-    r[3] = math.log(30.0)
-    assert paired_ratio(r, rng=rng()).value == pytest.approx(1.1)
-
-
-def test_paired_ratio_of_many_rounds_and_of_one() -> None:
-    found = paired_ratio(rng(17).normal(math.log(2), 0.1, 5000), rng=rng())
-    assert found.value == pytest.approx(2.0, rel=0.01)
-    assert found.interval is not None
-    assert found.interval.high - found.interval.low < 0.03
-    alone = paired_ratio(np.array([0.0]), rng=rng())
-    assert (alone.value, alone.interval, alone.one_sided) == (1.0, None, {})
 
 
 def test_order_statistics_bound_the_median_exactly() -> None:

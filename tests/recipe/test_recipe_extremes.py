@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from compress.errors import RecipeError, UsageError
-from compress.recipe.source import load_recipe, recipe_from_options
+from compress.recipe.options import recipe_from_options
+from compress.recipe.source import load_recipe
 
 HEX, LONG, NINES = "0x" + "f" * 5000, "9" * 5000, "9" * 390
 TOP = [
@@ -21,8 +22,8 @@ TOP = [
     f"evaluate: {{fidelity: {{tokens: {NINES}}}}}",
     "evaluate: {fidelity: {tokens: 1e999}}",
     "evaluate: {fidelity: {tokens: '1e999'}}",
-    f"bench: {{seconds: {NINES}}}",
-    "bench: {seconds: 1e300s}",
+    f"bench: {{budget: {NINES}}}",
+    "bench: {budget: 1e300s}",
     r'"\ud800": 1',
     r'"\udc00\ud800": 1',
     r'output: "\udc00"',

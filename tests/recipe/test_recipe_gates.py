@@ -78,7 +78,10 @@ def test_refuses(text: str, sentence: str) -> None:
     assert f"`{text}`" in caught.value.message
 
 
-@pytest.mark.parametrize("metric", METRICS)
+GATED = [metric.id for metric in METRICS.values() if metric.gate]
+
+
+@pytest.mark.parametrize("metric", GATED)
 def test_every_metric_can_be_gated_in_every_unit_it_has(metric: str) -> None:
     for unit, worth in UNITS_OF[METRICS[metric].unit].items():
         for op in OPS:
@@ -86,12 +89,38 @@ def test_every_metric_can_be_gated_in_every_unit_it_has(metric: str) -> None:
             assert gate == Gate(f"{metric} {op} 0.5{unit}", metric, op, float(worth) / 2)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", GATED)
 def test_a_level_needs_a_metric_with_an_interval(metric: str) -> None:
     unit = next(iter(UNITS_OF[METRICS[metric].unit]))
     text = f"{metric} <= 0.5{unit} @95%"
-    if metric in ("size", "size.ratio", "bits_per_weight", "parameters", "memory.peak"):
+    counted = (
+        "size size.ratio bits_per_weight parameters memory.peak latency.load kl.max accuracy.losses accuracy.gains"
+    )
+    if metric in counted.split():
         with pytest.raises(UsageError, match="no confidence level: remove `@95%`"):
             parse_gate(text)
     else:
         assert parse_gate(text).level == 0.95
+
+
+def test_a_gate_may_name_a_task() -> None:
+    gate = parse_gate("accuracy[mmlu_law].drop <= 2pt @95%")
+    assert (gate.metric, gate.task, gate.value, gate.level) == ("accuracy.drop", "mmlu_law", 2.0, 0.95)
+    assert parse_gate("accuracy[a.b-c] >= 40%").task == "a.b-c"
+    assert parse_gate("accuracy >= 40%").task is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kl[a].mean <= 1", "`kl.mean` is not measured by task: remove `[a]`"),
+        ("accuracy[] >= 1%", "the name of a task is missing between `[` and `]`"),
+        ("accuracy[a >= 1%", "unknown metric `accuracy[a`"),
+        ("accuracy[a].dorp <= 1pt", "unknown metric `accuracy.dorp` (did you mean `accuracy.drop`?)"),
+        ("accuracy.recovery >= 95%", "metric `accuracy.recovery` cannot be gated"),
+    ],
+)
+def test_what_is_wrong_with_a_task_in_a_gate(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_gate(text)
+    assert message in caught.value.message

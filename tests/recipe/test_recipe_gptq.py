@@ -9,8 +9,8 @@ import pytest
 from recipes_written import faults, step
 
 from compress.errors import UsageError
+from compress.recipe.options import recipe_from_options
 from compress.recipe.quantize import DEFAULT_DAMPING, Gptq, Quantize
-from compress.recipe.source import recipe_from_options
 
 GIVEN = {"MODEL": "m", "--target": "int4"}
 

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from compress.errors import RecipeError, UsageError
+from compress.recipe.bench import Bench
+from compress.recipe.evaluate import Task
+from compress.recipe.options import OPTIONS, recipe_from_options
 from compress.recipe.quantize import Gptq, Override
-from compress.recipe.schema import Bench, Recipe
-from compress.recipe.source import OPTIONS, recipe_from_options
+from compress.recipe.schema import Recipe
 
 GIVEN = {"MODEL": "m", "--target": "int4"}
 
@@ -37,10 +39,13 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     "--evaluation": ("b.txt", "b.txt"),
     "--evaluation-tokens": ("2k", 2000),
     "--evaluation-length": ("64", 64),
-    "--prompt": ("32", 32),
-    "--new-tokens": ("8", 8),
-    "--batch": ("2", 2),
-    "--bench-seconds": ("5s", 5.0),
+    "--task": (["next_sentence", "t/a b.jsonl"], (Task(name="next_sentence"), Task(name="a_b", source="t/a b.jsonl"))),
+    "--task-items": ("2k", 2000),
+    "--prompt": ("32", (32,)),
+    "--new-tokens": ("8", (8,)),
+    "--batch": ("1,4", (1, 4)),
+    "--bench-budget": ("5s", 5.0),
+    "--precision": ("2%", 0.02),
     "--engine": ("auto", "auto"),
     "--report": (["md"], ("md",)),
 }

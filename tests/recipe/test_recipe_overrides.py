@@ -9,8 +9,8 @@ import pytest
 from recipes_written import faults, step
 
 from compress.errors import UsageError
+from compress.recipe.options import recipe_from_options
 from compress.recipe.quantize import Override, Quantize
-from compress.recipe.source import recipe_from_options
 from compress.recipe.units import parse_share
 
 
@@ -57,7 +57,7 @@ def test_every_fault_of_every_override_has_its_line(tmp_path: Path) -> None:
         "  - {layers: '', target: int4}\n"
         "  - {layers: a, target: int8, group_size: 64}\n"
         "  - {layers: a, target: int4, group_size: 0}\n"
-        "  - {layers: a, target: int4, bits: 8}",
+        "  - {layers: a, target: int4, width: 8}",
     ) == [
         "7:11: steps[0].quantize.overrides[0].layers: is missing. Glob of layer names, as in `skip`. Skipped layers "
         "stay skipped; of several overrides the last one counts",
@@ -67,7 +67,7 @@ def test_every_fault_of_every_override_has_its_line(tmp_path: Path) -> None:
         "out. Targets with groups: int8-weight, int4",
         "11:49: steps[0].quantize.overrides[4].group_size: must be auto, -1 (one scale per output channel) or a "
         "positive whole number such as 32, 64 or 128, not `0`",
-        "12:37: steps[0].quantize.overrides[5].bits: unknown key `bits`. Keys here: layers, target, group_size",
+        "12:37: steps[0].quantize.overrides[5].width: unknown key `width`. Keys here: layers, target, group_size",
     ]
 
 

@@ -20,7 +20,7 @@ def test_defaults(tmp_path: Path) -> None:
     recipe = load(tmp_path, GOOD)
     assert recipe.steps[0].quantize == Quantize(target="int4")
     assert (recipe.calibration, recipe.evaluate, recipe.bench) == (Calibration(), Evaluate(), None)
-    assert (recipe.output, recipe.seed, recipe.gates, recipe.report) == (None, 0, (), ("json", "md"))
+    assert (recipe.output, recipe.seed, recipe.gates, recipe.report) == (None, 0, (), ("json", "md", "html", "junit"))
 
 
 def test_everything_that_can_be_said(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ steps:
       max_shard_size: 200MB
 evaluate:
   fidelity: {source: held_out.txt, tokens: 16k, length: 128}
-bench: {prompt: 64, new_tokens: 8, batch: 2, seconds: 30s, engine: auto}
+bench: {prompt: 64, new_tokens: 8, batch: 2, budget: 30s, engine: auto}
 gates:
   - kl.mean <= 0.6
   - latency.tpot.ratio <= 1.5x @95%
@@ -51,8 +51,9 @@ report: [json]
     assert (step.algorithm, step.format, step.group_size, step.skip) == ("rtn", "gptq", 32, ("*.down_proj",))
     assert step.max_shard_size == 200_000_000
     assert recipe.evaluate is not None
+    assert recipe.evaluate.fidelity is not None
     assert recipe.evaluate.fidelity.tokens == 16_000
-    assert recipe.bench == Bench(prompt=64, new_tokens=8, batch=2, seconds=30.0, engine="auto")
+    assert recipe.bench == Bench(prompt=(64,), new_tokens=(8,), batch=(2,), budget=30.0, engine="auto")
     assert [(gate.metric, gate.value, gate.level, gate.line) for gate in recipe.gates] == [
         ("kl.mean", 0.6, None, 18),
         ("latency.tpot.ratio", 1.5, 0.95, 19),
@@ -373,8 +374,8 @@ class TestRules:
         assert problem == "6:5: gates[0]: must be text such as `kl.mean <= 0.1`, not a map"
 
     def test_a_report_that_does_not_exist(self, tmp_path: Path) -> None:
-        (problem,) = problems(tmp_path, GOOD + "report: [json, html]\n")
-        assert problem == '5:16: report[1]: must be json or md, not the text "html"'
+        (problem,) = problems(tmp_path, GOOD + "report: [json, pdf]\n")
+        assert problem == '5:16: report[1]: must be json, md, html or junit, not the text "pdf"'
 
     def test_a_report_twice(self, tmp_path: Path) -> None:
         (problem,) = problems(tmp_path, GOOD + "report: [md, md]\n")

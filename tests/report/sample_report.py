@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from compress.recipe.gates import parse_gate
-from compress.records import Interval, LayerRecord, Measurement, StepRecord
+from compress.records import FlipRecord, Interval, LayerRecord, Measurement, StepRecord, TaskRecord
 from compress.report.build import build_report
 from compress.report.loading import loading
 from compress.report.schema import Inputs, ModelPart, Report, Reproduce
@@ -120,18 +122,82 @@ def layer_records(blocks: int = 30) -> list[LayerRecord]:
     return [*layers, tied, *kept]
 
 
+def task_record(name: str = "next_sentence", items: int = 1000, flips: int = 3) -> TaskRecord:
+    flipped = tuple(
+        FlipRecord(
+            id=f"{name}-{i}",
+            question=f"Which sentence follows number {i}?",
+            expected="It rained.",
+            original="It rained.",
+            result="The colour is 7.",
+            lost=i % 3 != 2,
+            original_margin=0.4 + i,
+            result_margin=-1.25,
+        )
+        for i in range(flips)
+    )
+    return TaskRecord(
+        name, "multiple_choice", "acc", f"tasks/{name}.jsonl", items, 0.25, 21, 9, 1.36, sha256="0" * 64, flips=flipped
+    )
+
+
+def task_figures(name: str | None, drop: float = 1.2) -> list[Measurement]:
+    """Of one task, or pooled for None; a drop in points."""
+    accuracy = {"original": 54.2, "result": 54.2 - drop}
+
+    def figure(metric: str, subject: str, value: float, half: float) -> Measurement:
+        interval = Interval(value - half, value + half, 0.95, "bootstrap over items")
+        bounds = {0.95: (value - 0.84 * half, value + 0.84 * half)}
+        return Measurement(metric, subject, value, 1000, interval, bounds, task=name)
+
+    return [
+        *(figure("accuracy", subject, value, 3.1) for subject, value in accuracy.items()),
+        figure("accuracy.drop", "result/original", drop, 1.1),
+        Measurement("accuracy.losses", "result/original", 21, 1000, task=name),
+        Measurement("accuracy.gains", "result/original", 9, 1000, task=name),
+        Measurement("accuracy.mcnemar_p", "result/original", 0.0214, 1000, task=name),
+        figure("accuracy.recovery", "result/original", 100 * (1 - drop / 54.2), 2.0),
+        figure("accuracy.recovery_corrected", "result/original", 100 * (1 - drop / 29.2), 3.7),
+        figure("accuracy.expected_drop", "result/original", 0.9, 0.4),
+        figure("accuracy.margin_shift", "result/original", -0.021, 0.011),
+    ]
+
+
+def generation() -> list[Measurement]:
+    return [
+        around("generation.length_ratio", "result/original", 1.04, 0.05),
+        around("generation.repetition", "original", 4.1, 0.3),
+        around("generation.repetition", "result", 5.9, 0.3),
+        around("generation.first_divergence", "result/original", 17.0, 0.4),
+    ]
+
+
+def task_report(names: tuple[str, ...] = ("next_sentence", "arithmetic"), **more: Any) -> Report:
+    """A run with tasks and generated answers."""
+    pooled = task_figures(None) if len(names) > 1 else []
+    figures = [one for name in names for one in task_figures(name)]
+    measurements = [*sample_measurements(), *figures, *pooled, *generation()]
+    gates = (*GATES, "accuracy.drop <= 3pt @95%")
+    return sample_report(measurements, gates, tasks=[task_record(name) for name in names], **more)
+
+
 def sample_measurements() -> list[Measurement]:
     return [*fidelity(), *latency()]
 
 
 def sample_report(
-    measurements: list[Measurement] | None = None, gates: tuple[str, ...] = GATES, proved: bool = True
+    measurements: list[Measurement] | None = None,
+    gates: tuple[str, ...] = GATES,
+    proved: bool = True,
+    tasks: Sequence[TaskRecord] = (),
+    noise: str | None = None,
+    blocks: int = 30,
 ) -> Report:
     measurements = sample_measurements() if measurements is None else measurements
     step = StepRecord(
         "quantize",
         {"target": "int4", "algorithm": "gptq", "format": "compressed-tensors", "group_size": 64},
-        layers=tuple(layer_records()),
+        layers=tuple(layer_records(blocks)),
         calibration={"source": "default", "samples": 32, "length": 512, "tokens_used": 16384},
     )
     proof = {
@@ -146,8 +212,9 @@ def sample_report(
         "tokens": 512,
     }
     return build_report(
-        verdict=judge([replace(parse_gate(text), line=21 + i) for i, text in enumerate(gates)], measurements),
+        verdict=judge([replace(parse_gate(text), line=21 + i) for i, text in enumerate(gates)], measurements, noise),
         measurements=measurements,
+        tasks=tasks,
         steps=[step],
         proof=proof if proved else None,
         inputs=Inputs(
@@ -174,3 +241,17 @@ def sample_report(
             load=loading("compressed-tensors", "decoder", OUTPUT).transformers,
         ),
     )
+
+
+def moved(
+    report: Report, metric: str, by: float, *, subject: str = "result/original", task: str | None = None
+) -> Report:
+    """The report with one figure and its interval moved."""
+    parts = []
+    for part in report.measurements:
+        if (part.metric, part.subject, part.task) == (metric, subject, task) and part.value is not None:
+            ends = part.interval
+            interval = ends and ends.model_copy(update={"low": ends.low + by, "high": ends.high + by})
+            part = part.model_copy(update={"value": part.value + by, "interval": interval})
+        parts.append(part)
+    return report.model_copy(update={"measurements": tuple(parts)})

@@ -116,7 +116,7 @@ def test_report_is_frozen_and_refuses_unknown_keys() -> None:
 
 
 def test_another_schema_version_is_refused() -> None:
-    text = report_json(sample_report()).replace('"schema_version": 1', '"schema_version": 2')
+    text = report_json(sample_report()).replace('"schema_version": 2', '"schema_version": 1')
     with pytest.raises(ValidationError, match="schema_version"):
         Report.model_validate_json(text)
 
@@ -156,6 +156,25 @@ def test_missing_measurements_and_proof_are_said() -> None:
     assert "not proved" in text
     assert "accuracy was not measured" in text
     assert "speed was not measured" in text
+
+
+def test_what_is_not_the_job_of_a_command_is_not_missed() -> None:
+    size = (measurement_part(fidelity()[0]),)
+    for command, missed in (("run", 3), ("eval", 1), ("bench", 1)):
+        assert len(remarks(size, (), format_name=None, proved=False, command=command)) == missed
+
+
+def test_what_lacks_a_value_is_told_once_for_each_reason() -> None:
+    kinds = [("kl.p99", "too few tokens"), ("kl.p999", "too few tokens"), ("ndcg", "no titles")]
+    parts = [measurement_part(Measurement(metric, "result", None, note=note)) for metric, note in kinds]
+    tails = [Measurement(f"latency.ttft.{p}", "result", None, note="needs 29 values") for p in ("p90", "p99")]
+    lines = remarks([*parts, *map(measurement_part, tails)], (), format_name=None, proved=True)
+    assert "kl.p99 of result, kl.p999 of result have no value: too few tokens" in lines
+    assert "ndcg of result has no value: no titles" in lines
+    assert [line for line in lines if "percentiles" in line] == [
+        "2 of 2 percentiles of times have no value, as the samples are too small: "
+        "latency.ttft.p90 of result needs 29 values"
+    ]
 
 
 def test_memory_that_did_not_shrink_is_said() -> None:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from huggingface_hub import ModelCard
 from ruamel.yaml import YAML
-from sample_report import sample_report
+from sample_report import sample_report, task_report
 
 from compress.report.card import base_model, model_card, source_metadata
 from compress.report.schema import Report
@@ -84,6 +85,34 @@ def test_what_was_measured_and_how_it_is_defined() -> None:
     assert "| KL, mean | - | 0.0781 nats [0.0751, 0.0812] |" in text
     assert "Mean over predicted tokens of KL(original || result)" in text
     assert "latency" not in text
+
+
+def test_evaluation_results_are_metadata_of_the_hub() -> None:
+    index = metadata(card(task_report()))["model-index"]
+    assert isinstance(index, list)
+    (model,) = index
+    assert model["name"] == "SmolLM2-135M-Instruct-int4"
+    found = {result["dataset"]["name"]: result for result in model["results"]}
+    assert set(found) == {"next_sentence", "arithmetic", "default"}
+    assert found["arithmetic"]["dataset"]["type"] == "arithmetic.jsonl"
+    assert found["arithmetic"]["dataset"]["args"]["items"] == 1000
+    assert found["arithmetic"]["metrics"] == [{"type": "accuracy", "value": 53.0, "name": "acc"}]
+    assert found["default"]["metrics"] == [{"type": "perplexity", "value": 19.6034}]
+    assert "model-index" not in metadata(card(sample_report([], ())))
+
+
+def test_the_hub_s_own_reader_takes_the_card() -> None:
+    found = ModelCard(card(task_report())).data
+    assert found.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert [result.metric_type for result in found.eval_results or ()] == ["accuracy", "accuracy", "perplexity"]
+
+
+def test_tasks_and_answers_are_beside_the_original() -> None:
+    text = card(task_report())
+    assert "| `arithmetic` | 1,000 | 54.2 % [51.1, 57.3] | 53.0 % [49.9, 56.1] | 1.2 pt [0.1, 2.3] |" in text
+    assert "| repeated 4-grams | 4.1 % [2.9, 5.3] | 5.9 % [4.1, 7.7] |" in text
+    assert "| --- | ---: | ---: |" in text
+    assert "The smallest drop that the items find" in text
 
 
 def test_without_measurements_it_points_to_the_report() -> None:

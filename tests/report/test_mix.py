@@ -10,12 +10,12 @@ from sample_report import layer_records, sample_report
 from compress.records import StepRecord
 from compress.report.build import step_part
 from compress.report.card import model_card
+from compress.report.layer_views import by_scheme
 from compress.report.loading import loading
 from compress.report.markdown import report_markdown
 from compress.report.remarks import fallback_remarks
 from compress.report.schema import Report
 from compress.report.text import report_text
-from compress.report.views import by_scheme
 
 DOWN = "model.layers.*.mlp.down_proj"
 

@@ -4,11 +4,13 @@ import io
 
 import pytest
 from rich.console import Console
-from sample_report import GATES, OUTPUT, fidelity, sample_measurements, sample_report
+from sample_report import GATES, OUTPUT, fidelity, sample_measurements, sample_report, task_report
 
+from compress.records import Measurement
+from compress.report.layer_views import left_alone, pattern, worst_layers
 from compress.report.schema import Report
+from compress.report.summary import summary
 from compress.report.text import report_text
-from compress.report.views import left_alone, pattern, summary, worst_layers
 
 
 def rendered(report: Report, width: int = 80, encoding: str = "utf-8", colour: bool = False) -> str:
@@ -73,6 +75,31 @@ def test_noise_floor_column_only_where_there_is_one() -> None:
     assert "noise floor" in title(sample_report())
     floorless = [m for m in sample_measurements() if "/original float32" not in m.subject]
     assert "noise floor" not in title(sample_report(floorless))
+
+
+def test_tasks_fit_and_say_what_was_lost() -> None:
+    text = rendered(task_report())
+    assert max(map(len, text.splitlines())) <= 80
+    lines = [line.split() for line in text.splitlines()]
+    assert ["next_sentence", "1,000", "54.2", "%", "53.0", "%", "1.2", "pt", "21", "9", "0.021"] in lines
+    words = " ".join(text.split())
+    assert "all tasks: recovery 97.8 % [95.8, 99.8], above chance 95.9 % [92.2, 99.6]" in words
+    assert "the smallest drop that the items find in 80 of 100 runs: next_sentence 1.4 pt" in words
+    assert "Which sentence follows number 0? -> The colour is 7. instead of It rained." in words
+    assert "length of answers" in text
+
+
+def test_with_many_tasks_only_all_of_them_have_finer_figures() -> None:
+    text = rendered(task_report(tuple(f"task{i}" for i in range(8))))
+    assert "all tasks: recovery" in text
+    assert "task0: recovery" not in text
+
+
+def test_what_has_no_value_has_no_row() -> None:
+    lost = Measurement("kl.p999", "result/original", None, note="too few tokens")
+    text = rendered(sample_report([*sample_measurements(), lost], ()))
+    assert "KL, p99.9" not in text
+    assert "kl.p999 of result/original has no value: too few tokens" in text
 
 
 def test_a_report_without_gates_and_measurements() -> None:
