@@ -23,12 +23,13 @@ def key_of(m: MeasurementPart) -> tuple[str, ...]:
 
 
 def judged(m: MeasurementPart) -> bool:
-    """Whether a worse value is a regression: what compares the result with the original of the same run, and sizes.
+    """Whether a worse value is a regression: what compares the result with the original of the same run, and its size.
 
     Times and accuracies of the result alone are not: they move with the machine of the day, and what is comparable in
     them is in the paired figure.
     """
-    return m.better != "none" and not is_floor(m) and (m.subject == PAIRED or m.metric in ("size", "bits_per_weight"))
+    bytes_of_result = m.metric in ("size", "bits_per_weight") and m.subject == "result"
+    return m.better != "none" and not is_floor(m) and (m.subject == PAIRED or bytes_of_result)
 
 
 def why_not(before: Report, after: Report, a: MeasurementPart, b: MeasurementPart) -> str:
@@ -37,7 +38,7 @@ def why_not(before: Report, after: Report, a: MeasurementPart, b: MeasurementPar
         return f"two definitions: {a.definition_id} and {b.definition_id}"
     if a.unit != b.unit:
         return f"two units: {a.unit or 'none'} and {b.unit or 'none'}"
-    if "/" in a.subject and other_model(before, after):
+    if ("/" in a.subject or a.metric in COUNTED) and other_model(before, after):
         return "another original"
     if a.metric.startswith(TIMED):
         return other_machine(before, after) or other_conditions(a, b)

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from commandline import ROOT, compress
 
-COMMANDS = ("quantize", "run", "plan", "schema", "doctor")
+COMMANDS = ("quantize", "run", "plan", "eval", "bench", "init", "report", "compare", "schema", "doctor")
 
 
 def write_recipe(folder: Path, **changes: object) -> Path:

@@ -1,4 +1,4 @@
-"""`compress eval` and `compress bench` in processes of their own: exit codes, both streams, and the report they leave."""
+"""`compress eval` and `compress bench` as processes: exit codes, both streams, and the report they leave."""
 
 from __future__ import annotations
 

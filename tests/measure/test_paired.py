@@ -115,8 +115,10 @@ def test_score_interval_holds_together(b: int, c: int, same: int) -> None:
 
 
 def test_score_bounds_cover_what_they_promise() -> None:
-    """By simulation: the share of samples whose one-sided 95 % bounds hold the true drop. Worst is the lower bound where
-    nothing is ever gained: 92 %."""
+    """By simulation: the share of samples whose one-sided 95 % bounds hold the true drop.
+
+    Worst is the lower bound where nothing is ever gained: 92 %.
+    """
     rng = np.random.default_rng(5)
     for n, losing, gaining in ((100, 0.05, 0.03), (100, 0.03, 0.0), (300, 0.02, 0.02), (760, 0.08, 0.04)):
         table = rng.multinomial(n, [losing, gaining, 1 - losing - gaining], size=1500)

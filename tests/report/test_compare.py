@@ -132,7 +132,7 @@ def test_other_texts_items_and_originals_are_not_compared() -> None:
     model = report.inputs.model.model_copy(update={"content_hash": "other"})
     found = compare(report, report.model_copy(update={"inputs": report.inputs.model_copy(update={"model": model})}))
     assert change(found, "kl.mean").reason == "another original"
-    assert status(found, "size of result") == "same"
+    assert change(found, "size of result").reason == "another original"
 
 
 def test_counts_are_exact_up_to_what_headers_grow() -> None:
@@ -192,3 +192,19 @@ def test_tolerances_are_read_with_their_units() -> None:
 def test_a_tolerance_that_is_none(word: str) -> None:
     with pytest.raises(UsageError):
         parse_tolerances([word])
+
+
+def test_sizes_of_models_with_other_originals_say_nothing() -> None:
+    before = sample_report()
+    model = before.inputs.model.model_copy(update={"content_hash": "another"})
+    other = before.model_copy(update={"inputs": before.inputs.model_copy(update={"model": model})})
+    larger = moved(moved(other, "size", 1000, subject="original"), "size", 1000, subject="result")
+    found = compare(before, larger)
+    assert found.exit_code == 0
+    assert {one.status for one in found.metrics if one.name.startswith("size")} == {"not comparable"}
+
+
+def test_only_the_result_can_grow_too_large() -> None:
+    before = sample_report()
+    assert compare(before, moved(before, "size", 1000, subject="result")).exit_code == 3
+    assert compare(before, moved(before, "size", 1000, subject="original")).exit_code == 0
