@@ -76,13 +76,20 @@ def _task_metrics() -> tuple[Metric, ...]:
             "higher",
             "(Accuracy of the result - chance) / (accuracy of the original - chance).",
         ),
-        metric("accuracy.expected", "%", "higher", "Mean probability of the right choice among the choices."),
+        metric(
+            "accuracy.expected",
+            "%",
+            "higher",
+            "Mean probability of the right choice: softmax over the choices of the score that decides (of acc_norm the "
+            "log-likelihood per character).",
+        ),
         metric("accuracy.expected_drop", "pt", "lower", "Expected accuracy of the original - that of the result."),
         metric(
             "accuracy.margin_shift",
             "nats",
             "higher",
-            "Mean change of the log-likelihood margin of the right choice over the best wrong one, result - original.",
+            "Mean change, result - original, of the margin of the right choice over the best wrong one, in the score that "
+            "decides (of acc_norm the log-likelihood per character).",
         ),
     )
 
@@ -207,13 +214,13 @@ METRICS: dict[str, Metric] = {
             "throughput.prefill",
             "tok/s",
             "higher",
-            "Prompt tokens of the batch / time to first token. Median.",
+            "Prompt tokens of the batch / median time to first token.",
         ),
         Metric(
             "throughput.decode",
             "tok/s",
             "higher",
-            "Tokens after the first of the batch / (end to end - time to first token). Median.",
+            "Sequences of the batch / median time per output token.",
         ),
         Metric(
             "cpu.ratio",
@@ -233,7 +240,7 @@ METRICS: dict[str, Metric] = {
             "memory.peak",
             "MB",
             "lower",
-            "Peak resident memory of a process that loads and runs only this model.",
+            "Peak resident memory of a process that loads and runs only this model, read after the first sample.",
             interval=False,
         ),
     )

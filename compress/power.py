@@ -1,10 +1,13 @@
 """How many items a paired comparison needs, and what a number of them can show. Pure arithmetic, no torch.
 
-    n = (z_{1 - alpha} + z_{1 - beta})^2 (pi - D^2) / (m - D)^2        items to decide against the margin m
-    m = (z_{1 - alpha} + z_{1 - beta}) sqrt(pi / n)                    smallest drop that n items find
+A drop counts as *found* when the exact one-sided McNemar test gives p < 0.05: among m flips, b losses or more would
+be that rare if losses and gains were equally likely. With n items, a share pi of flips and a true drop D the flips are
+binomial (n, pi) and the losses among them binomial (m, (1 + D / pi) / 2), so the power is a sum over both (Connor,
+Biometrics 43, 1987; beyond EXACT_FLIPS expected flips by the normal approximation).
 
-with pi the share of items that flip, D the true drop (0 under "nothing got worse"), alpha one-sided, 1 - beta the power
-(Miller, "Adding error bars to evals", 2024, section 5; Connor, Biometrics 43, 1987, for pairs).
+A gate `drop <= m @95%` *passes* when the score bound of Tango (Statistics in Medicine 17, 1998) lies below m; if in truth
+nothing got worse, that needs about n = ((z_a s_m + z_b s_0) / m)^2 items, with s_m^2 the variance of an item's difference
+under a drop of m (restricted to it as Tango does) and s_0^2 = pi.
 """
 
 from __future__ import annotations
@@ -15,33 +18,83 @@ from statistics import NormalDist
 LEVEL, POWER = 0.95, 0.8
 USUAL_FLIPS = 0.05
 """Share of items that flip when a model is quantized well: what a plan assumes before anything was measured."""
+EXACT_FLIPS = 400
+MOST_ITEMS = 10**9
 
 
-def items_for_drop(drop: float, flips: float, *, level: float = LEVEL, power: float = POWER) -> int:
-    """Items that a true change of `drop` needs to be told from nothing; both are shares (0.02 for 2 points).
+def find_power(items: int, drop: float, flips: float) -> float:
+    """Chance that `items` items find a true drop.
+
+    Args:
+        drop, flips: shares of the items; there are never fewer flips than the drop.
+    """
+    flips = max(flips, drop)
+    if items * flips > EXACT_FLIPS:
+        return _normal_power(items, drop, flips)
+    lost, spread = (1 + drop / flips) / 2, 8 * math.sqrt(items * flips) + 8
+    least, most = max(1, int(items * flips - spread)), min(items, int(items * flips + spread))
+    return sum(
+        _binomial(items, count, flips) * _tail(count, losses, lost)
+        for count in range(least, most + 1)
+        if (losses := _critical(count)) is not None
+    )
+
+
+def items_for_drop(drop: float, flips: float) -> int:
+    """Items that find a true drop in POWER of all runs; both are shares (0.02 for 2 points).
 
     Raises:
-        ValueError: drop is not above 0, or |drop| > flips, which cannot be.
+        ValueError: drop is not above 0 and at most 1.
     """
-    if drop <= 0 or flips < drop:
-        raise ValueError(f"a drop of {drop} with flips of {flips} cannot be")
-    return math.ceil(_z(level, power) ** 2 * (flips - drop**2) / drop**2)
+    if not 0 < drop <= 1:
+        raise ValueError(f"a drop of {drop} cannot be")
+    high = 2
+    while find_power(high, drop, flips) < POWER and high < MOST_ITEMS:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if find_power(middle, drop, flips) >= POWER else (middle, high)
+    return high
 
 
-def detectable_drop(items: int, flips: float, *, level: float = LEVEL, power: float = POWER) -> float | None:
-    """The smallest drop, as a share, that `items` items find; None where nothing flips. Never above `flips` or 1."""
+def detectable_drop(items: int, flips: float) -> float | None:
+    """The smallest drop, as a share, that `items` items find in POWER of all runs; None where they find none.
+
+    Raises:
+        ValueError: there are no items.
+    """
     if items < 1:
         raise ValueError("no items")
-    if flips <= 0:
+    low, high = 0.0, 1.0
+    if find_power(items, high, flips) < POWER:
         return None
-    return min(1.0, _z(level, power) * math.sqrt(flips / items))
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        low, high = (low, middle) if find_power(items, middle, flips) >= POWER else (middle, high)
+    return high
 
 
-def unpaired_items_for_drop(drop: float, accuracy: float, *, level: float = LEVEL, power: float = POWER) -> int:
+def items_to_pass(margin: float, flips: float) -> int:
+    """Items with which a gate on a drop of `margin` passes in POWER of all runs if nothing got worse; both are shares.
+
+    Raises:
+        ValueError: margin is not above 0 and below 1.
+    """
+    if not 0 < margin < 1:
+        raise ValueError(f"a margin of {margin} cannot be")
+    # Tango's restricted estimate for expected counts: losses and gains of flips / 2 each.
+    b, c = 2 * margin - flips, -flips / 2 * margin * (1 - margin)
+    gains = (math.sqrt(b * b - 8 * c) - b) / 4
+    under_margin = 2 * gains + margin * (1 - margin)
+    return math.ceil(((_z(LEVEL) * math.sqrt(under_margin) + _z(POWER) * math.sqrt(flips)) / margin) ** 2)
+
+
+def unpaired_items_for_drop(drop: float, accuracy: float) -> int:
     """Items of each of two independent samples around `accuracy`: what a comparison that is not paired would need."""
-    if drop <= 0:
+    if not 0 < drop <= 1:
         raise ValueError(f"a drop of {drop} cannot be")
-    return math.ceil(2 * _z(level, power) ** 2 * accuracy * (1 - accuracy) / drop**2)
+    return math.ceil(2 * (_z(LEVEL) + _z(POWER)) ** 2 * accuracy * (1 - accuracy) / drop**2)
 
 
 def count_to_decide(count: int, value: float, bound: float, threshold: float) -> int | None:
@@ -56,6 +109,38 @@ def count_to_decide(count: int, value: float, bound: float, threshold: float) ->
     return math.ceil(needed) if math.isfinite(needed) and needed < 1e15 else None
 
 
-def _z(level: float, power: float) -> float:
-    normal = NormalDist()
-    return normal.inv_cdf(level) + normal.inv_cdf(power)
+def _normal_power(items: int, drop: float, flips: float) -> float:
+    """The same for many flips: the losses among m flips against their critical number, m at its mean."""
+    count = items * flips
+    critical = count / 2 + _z(LEVEL) * math.sqrt(count) / 2 + 0.5
+    mean = items * (flips + drop) / 2
+    spread = math.sqrt(items * (flips - drop**2)) / 2
+    # b - m / 2 is half the difference of losses and gains, whose variance this is.
+    return 1 - NormalDist().cdf((critical - count / 2 - (mean - count / 2)) / spread) if spread else 1.0
+
+
+def _critical(count: int) -> int | None:
+    """Fewest losses among `count` flips that McNemar's test finds too many; None where there are none."""
+    total, chance = 0.0, 0.5**count
+    for losses in range(count, -1, -1):
+        total += chance
+        if total > 1 - LEVEL:
+            return losses + 1 if losses < count else None
+        chance *= losses / (count - losses + 1)
+    return 0
+
+
+def _tail(count: int, least: int, share: float) -> float:
+    """P[Bin(count, share) >= least]."""
+    return math.fsum(_binomial(count, hits, share) for hits in range(least, count + 1))
+
+
+def _binomial(count: int, hits: int, share: float) -> float:
+    if share <= 0 or share >= 1:
+        return float(hits == (count if share >= 1 else 0))
+    logs = math.lgamma(count + 1) - math.lgamma(hits + 1) - math.lgamma(count - hits + 1)
+    return math.exp(logs + hits * math.log(share) + (count - hits) * math.log1p(-share))
+
+
+def _z(share: float) -> float:
+    return NormalDist().inv_cdf(share)

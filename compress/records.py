@@ -147,8 +147,8 @@ class TaskRecord:
         kind: "multiple_choice", "cloze", "exact_match" or "classification".
         metric: what counts as right: "acc", "acc_norm", "exact_match" or another metric of lm-eval.
         chance: accuracy of guessing, 0..1; None where guessing is hopeless or unknown.
-        detectable_drop: smallest drop in points that so many items find in 80 of 100 runs, at the flips that were seen
-            (5 % one-sided); None without flips.
+        detectable_drop: smallest true drop in points that so many items find in 80 of 100 runs, at the flips that were
+            seen, or as many as the drop needs (see compress.power); None where they find none.
         flips: the worst flips, losses first.
     """
 

@@ -68,21 +68,29 @@ class Verdict:
     Attributes:
         headline: one line of text.
         noise: why the machine did not give the precision that was asked of it, or None.
+        unfinished: what did not come to its end, and why, or None.
     """
 
     outcome: Outcome
     gates: tuple[GateResult, ...]
     headline: str
     noise: str | None = None
+    unfinished: str | None = None
 
     @property
     def exit_code(self) -> int:
         """Of the worst gate; where no gate is worse than passed, noise has the last word."""
-        undecided = any(result.outcome is not Outcome.PASS for result in self.gates)
+        undecided = self.unfinished is not None or any(result.outcome is not Outcome.PASS for result in self.gates)
         return EXIT_NOISY_MACHINE if self.noise and not undecided else _EXIT_CODES[self.outcome]
 
 
-def judge(gates: Sequence[Gate], measurements: Sequence[Measurement], noise: str | None = None) -> Verdict:
+def judge(
+    gates: Sequence[Gate],
+    measurements: Sequence[Measurement],
+    noise: str | None = None,
+    *,
+    unfinished: str | None = None,
+) -> Verdict:
     """Judges every gate; the verdict is its worst outcome, FAIL before INCONCLUSIVE.
 
     A gate without `@LEVEL` compares the point estimate. With it, it passes if the one-sided bound lies on the
@@ -96,11 +104,12 @@ def judge(gates: Sequence[Gate], measurements: Sequence[Measurement], noise: str
     Args:
         noise: why the machine was too noisy for the precision that was asked; makes a verdict without a failing gate
             INCONCLUSIVE.
+        unfinished: what did not come to its end, and why; does the same: what was not measured has not passed.
     """
     results = tuple(_judge_gate(gate, measurements) for gate in gates)
-    outcomes = [result.outcome for result in results] + ([Outcome.INCONCLUSIVE] if noise else [])
+    outcomes = [result.outcome for result in results] + ([Outcome.INCONCLUSIVE] if noise or unfinished else [])
     outcome = next((one for one in _WORST_FIRST if one in outcomes), Outcome.PASS)
-    return Verdict(outcome, results, _headline(outcome, results, noise), noise)
+    return Verdict(outcome, results, _headline(outcome, results, unfinished or noise), noise, unfinished)
 
 
 def _judge_gate(gate: Gate, measurements: Sequence[Measurement]) -> GateResult:
@@ -242,11 +251,11 @@ def _order(value: float, gate: Gate) -> int:
     return (value > gate.value) - (value < gate.value)
 
 
-def _headline(outcome: Outcome, results: Sequence[GateResult], noise: str | None) -> str:
+def _headline(outcome: Outcome, results: Sequence[GateResult], trouble: str | None) -> str:
     gates = _gates_headline(results)
-    if noise is None:
+    if trouble is None:
         return gates
-    return f"{gates}; {noise}" if outcome is Outcome.FAIL else f"{outcome}: {noise}; gates: {gates}"
+    return f"{gates}; {trouble}" if outcome is Outcome.FAIL else f"{outcome}: {trouble}; gates: {gates}"
 
 
 def _gates_headline(results: Sequence[GateResult]) -> str:

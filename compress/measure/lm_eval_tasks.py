@@ -19,6 +19,7 @@ import torch
 from compress.data.tasks import TaskKind
 from compress.errors import UsageError
 from compress.measure.lm_eval_check import LmEvalTasks, quiet
+from compress.measure.lm_eval_items import check_settings, expected_text, right_of
 from compress.measure.tasks import ItemAnswer, ItemPair, TaskPairs, decided
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ def answer_lm_eval(
         BrokenResultError: the logits of a model are not finite.
     """
     tasks = checked.tasks[name_or_file]
-    _check_metric(tasks, metric)
-    _set_fewshot(tasks, fewshot)
+    check_settings(name_or_file, tasks, fewshot=fewshot, metric=metric)
     samples: dict[str, tuple[list[Any], list[Any]]] = {}
     with quiet(trusted=checked.trusted), progress.phase(f"task {name_or_file}", 2 * len(tasks)) as advance:
         for task in tasks:
@@ -67,21 +67,6 @@ def answer_lm_eval(
             ]
             samples[task.task_name] = (both[0], both[1])
         return [_pairs(task, *samples[task.task_name], metric, name_or_file) for task in tasks]
-
-
-def _check_metric(tasks: Sequence[Any], metric: str | None) -> None:
-    for task in tasks:
-        known = list(task.aggregation())
-        if metric is not None and metric not in known:
-            raise UsageError(f"the task {task.task_name} has no metric {metric!r}; it has {', '.join(known)}")
-
-
-def _set_fewshot(tasks: Sequence[Any], fewshot: int | None) -> None:
-    for task in tasks:
-        own = task.get_config("num_fewshot")
-        if own == 0 and fewshot:
-            raise UsageError(f"the task {task.task_name} takes no examples; remove `fewshot`")
-        task.set_config(key="num_fewshot", value=(own or 0) if fewshot is None else fewshot)
 
 
 def _sampled(task: Any, items: int | None) -> list[int] | None:
@@ -175,37 +160,17 @@ def _binary(value: Any) -> bool:
 
 def _item(task: Any, before: Mapping[str, Any], after: Mapping[str, Any], metric: str) -> ItemPair:
     doc = before["doc"]
-    asked = task.doc_to_text(doc)
-    gold, choices = _gold(task, doc)
+    asked = task.doc_toexpected_text(doc)
+    gold, choices = right_of(task, doc)
     return ItemPair(
         id=str(before["doc_id"]),
         question=asked if isinstance(asked, str) else str(before["arguments"][0][0]),
-        expected=_text(gold, choices),
+        expected=expected_text(gold, choices),
         gold=gold,
         original=_answer(task, before, metric, gold, choices),
         result=_answer(task, after, metric, gold, choices),
         chance=1 / len(choices) if choices and isinstance(gold, int) else None,
     )
-
-
-def _text(gold: int | str | tuple[str, ...], choices: Sequence[str]) -> str:
-    if isinstance(gold, int):
-        return choices[gold]
-    return gold if isinstance(gold, str) else " | ".join(gold)
-
-
-def _gold(task: Any, doc: Mapping[str, Any]) -> tuple[int | str | tuple[str, ...], Sequence[str]]:
-    """What is right, and the choices: an index of them where exactly one is right, texts where several are."""
-    choices = list(task.doc_to_choice(doc)) if task.OUTPUT_TYPE == "multiple_choice" else []
-    # With several contexts (Winogrande) the text is the index and the target is what follows each of them.
-    contexts = bool(choices) and bool(getattr(task, "multiple_input", False))
-    gold = task.doc_to_text(doc) if contexts else task.doc_to_target(doc)
-    if isinstance(gold, str) and gold in choices:
-        gold = choices.index(gold)
-    if isinstance(gold, list):
-        places = range(len(choices))
-        return tuple(str(choices[one]) if isinstance(one, int) and one in places else str(one) for one in gold), choices
-    return (gold if isinstance(gold, int) and 0 <= gold < len(choices) else str(gold)), choices
 
 
 def _answer(
@@ -215,7 +180,7 @@ def _answer(
     if task.OUTPUT_TYPE == "loglikelihood":
         loglikelihood, greedy = responses[0]
         return ItemAnswer(
-            correct, _text(gold, choices).strip() if greedy else "(something else)", (float(loglikelihood),)
+            correct, expected_text(gold, choices).strip() if greedy else "(something else)", (float(loglikelihood),)
         )
     if not choices:
         text = responses[0] if isinstance(responses[0], str) else str(responses[0])

@@ -4,7 +4,8 @@ The estimate is the median of all Walsh averages (r_i + r_j) / 2, i <= j, of the
 from the (t + 1)-th smallest to the (t + 1)-th largest of them, where t is the largest number with P[T <= t] <= tail and
 T is Wilcoxon's signed-rank statistic (Hodges and Lehmann, "Estimates of location based on rank tests", 1963; Hollander
 and Wolfe, "Nonparametric statistical methods", section 3.3). It is exact for every symmetric distribution, which log
-ratios of equal things have, needs no random numbers, and a spike moves one rank. Pure numpy and scipy.
+ratios of equal things have, needs no random numbers, and a spike moves one rank. Where neighbouring rounds resemble
+each other, T is that of as many rounds as they are worth. Pure numpy and scipy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.stats
 
+from compress.measure.independence import independent_count
 from compress.measure.statistics import Estimate, FloatArray
 from compress.records import Interval
 
@@ -25,11 +27,18 @@ MOST_ROUNDS = 512
 """More rounds than this are first reduced to medians of consecutive rounds: Walsh averages grow with n^2."""
 
 
-def paired_ratio(log_ratios: FloatArray, *, levels: Sequence[float] = (0.95,), level: float = 0.95) -> Estimate:
+def paired_ratio(
+    log_ratios: FloatArray,
+    *,
+    levels: Sequence[float] = (0.95,),
+    level: float = 0.95,
+    independent: int | None = None,
+) -> Estimate:
     """exp of the Hodges-Lehmann median of the rounds' log ratios ln(t_B / t_A).
 
     Args:
         log_ratios: [rounds] in the order they were measured.
+        independent: how many independent rounds they are worth; None finds out.
         levels: confidence of the one-sided bounds; level: of the two-sided interval. One that so few rounds cannot
             carry is absent.
     """
@@ -42,12 +51,19 @@ def paired_ratio(log_ratios: FloatArray, *, levels: Sequence[float] = (0.95,), l
     if len(r) < RANKS_FROM_ROUNDS:
         return _student(r, value, levels, level).map(math.exp)
 
+    worth = max(RANKS_FROM_ROUNDS, independent_count(r) if independent is None else independent)
+
     def bounds(one_sided: float) -> tuple[float, float] | None:
-        at = _signed_rank(len(r), 1 - one_sided)
-        return None if at is None else (float(walsh[at]), float(walsh[-1 - at]))
+        rank = _signed_rank(worth, 1 - one_sided)
+        if rank is None:
+            return None
+        # The same share of the Walsh averages as it is of those of `worth` rounds; the rank itself where they are all.
+        at = int((rank + 0.5) / _pairs(worth) * len(walsh))
+        return float(walsh[at]), float(walsh[-1 - at])
 
     both = bounds((1 + level) / 2)
-    interval = None if both is None else Interval(*both, level, f"Hodges-Lehmann, signed ranks, {len(r)} rounds")
+    words = f"{len(r)} rounds" + (f", worth {worth} independent ones" if worth < len(r) else "")
+    interval = None if both is None else Interval(*both, level, f"Hodges-Lehmann, signed ranks, {words}")
     one_sided = {one: found for one in levels if (found := bounds(one)) is not None}
     return Estimate(value, interval, one_sided).map(math.exp)
 
@@ -62,6 +78,11 @@ def _student(r: FloatArray, value: float, levels: Sequence[float], level: float)
 
     interval = Interval(*bounds((1 + level) / 2), level, f"Hodges-Lehmann, t, {n} rounds")
     return Estimate(value, interval, {one: bounds(one) for one in levels})
+
+
+def _pairs(n: int) -> int:
+    """Walsh averages of n rounds."""
+    return n * (n + 1) // 2
 
 
 def _signed_rank(n: int, tail: float) -> int | None:

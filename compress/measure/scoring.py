@@ -99,10 +99,10 @@ def _pair(original: PreTrainedModel, result: PreTrainedModel, asked: _Asked) -> 
 def _choose(model: PreTrainedModel, name: str, asked: _Asked) -> ItemAnswer:
     """Multiple choice: right if the right choice scores highest; the first of equals, as lm-eval has it."""
     found = [_score(logits, ids)[0] for logits, ids in _continuations(model, name, asked)]
-    right = asked.item.choices.index(asked.item.expected)  # a wrong choice may be there twice, the right one not
+    assert isinstance(asked.item.answer, int)
     lengths = [len(choice) if asked.scoring.metric == "acc_norm" else 1 for choice in asked.item.choices]
     scores = [one / length for one, length in zip(found, lengths, strict=True)]
-    return decided(found, scores, right, asked.item.choices)
+    return decided(found, scores, asked.item.answer, asked.item.choices)
 
 
 def _follow(model: PreTrainedModel, name: str, asked: _Asked) -> ItemAnswer:

@@ -58,12 +58,12 @@ def similarity_measurement(
     metric = "similarity.spearman"
     if texts < FEWEST_TEXTS:
         note = f"{texts} texts have no order of similarities; it needs {FEWEST_TEXTS}"
-        return Measurement(metric, PAIRED, None, pairs, conditions=facts, note=note)
+        return Measurement(metric, PAIRED, None, texts, conditions=facts, note=note)
     if _constant(similarities.original) or _constant(similarities.result):
         note = "all texts are equally far apart in one of the models"
-        return Measurement(metric, PAIRED, None, pairs, conditions=facts, note=note)
+        return Measurement(metric, PAIRED, None, texts, conditions=facts, note=note)
     found = spearman(similarities, rng=np.random.default_rng(seed), levels=levels)
-    return Measurement(metric, PAIRED, found.value, pairs, found.interval, found.one_sided, facts)
+    return Measurement(metric, PAIRED, found.value, texts, found.interval, found.one_sided, facts)
 
 
 def spearman(similarities: Similarities, *, rng: np.random.Generator, levels: Sequence[float] = (0.95,)) -> Estimate:
@@ -92,6 +92,8 @@ def spearman(similarities: Similarities, *, rng: np.random.Generator, levels: Se
 
 
 def _rank_correlation(a: FloatArray, b: FloatArray) -> float:
+    if bool((a == b).all()):
+        return 1.0  # rounding in the quotient must not make equal orders differ
     return float(scipy.stats.spearmanr(a, b).statistic)
 
 

@@ -2,7 +2,7 @@
 
 The rule is about the width of the interval alone and never asks whether the interval excludes 1, so looking often
 cannot favour a finding. What it can do is stop at a moment at which the spread happens to look small; therefore there
-are few looks (after 8, 12, 18, 27, ... rounds, growing by half) and each must show the width at 99 % confidence, about
+are few looks (after 12, 18, 27, 41, ... rounds, growing by half) and each must show the width at 99 % confidence, about
 Pocock's level for ten looks ("Group sequential methods", Biometrika 64, 1977: 0.0106). The figures keep 95 %.
 `scripts/bench_measurement.py` shows the rate of false alarms with it.
 """
@@ -19,7 +19,7 @@ from compress.measure.ratios import paired_ratio
 from compress.measure.schedule import Enough, Round, log_ratios, quiet, values_of
 from compress.measure.statistics import Estimate
 
-FIRST_LOOK, GROWTH, LOOK_LEVEL = 8, 1.5, 0.99
+FIRST_LOOK, GROWTH, LOOK_LEVEL = 12, 1.5, 0.99
 Comparison = tuple[int, int]
 """Variant in the numerator, variant in the denominator."""
 
@@ -34,7 +34,7 @@ class Known:
 
 
 def is_look(rounds: int) -> bool:
-    """Whether a run may stop after so many rounds: 8, 12, 18, 27, 41, 61, 92, ..."""
+    """Whether a run may stop after so many rounds: 12, 18, 27, 41, 61, 92, ..."""
     looks = (math.ceil(FIRST_LOOK * GROWTH**step) for step in itertools.count())
     return next(look for look in looks if look >= rounds) == rounds
 

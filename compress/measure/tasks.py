@@ -118,13 +118,13 @@ def decided(loglikelihoods: Sequence[float], scores: Sequence[float], right: int
     """What follows from the log-likelihoods of the options and the scores that decide between them."""
     chosen = max(range(len(scores)), key=lambda index: scores[index])
     weights = [math.exp(score - max(scores)) for score in scores]
-    wrong = [one for index, one in enumerate(loglikelihoods) if index != right]
+    wrong = [one for index, one in enumerate(scores) if index != right]
     return ItemAnswer(
         correct=chosen == right,
         answer=texts[chosen],
         loglikelihoods=tuple(loglikelihoods),
         probability=weights[right] / sum(weights),
-        margin=loglikelihoods[right] - max(wrong),
+        margin=scores[right] - max(wrong),
     )
 
 
@@ -153,12 +153,12 @@ def _record(task: TaskPairs) -> TaskRecord:
 
 
 def _how_bad(item: ItemPair) -> tuple[bool, float]:
-    """Losses first, each by how far the margin moved, or the log-likelihood of a cloze; else as they come."""
+    """Losses first, by how far the margin fell, then gains, by how far it rose; a cloze by its log-likelihood."""
     before, after = item.original.margin, item.result.margin
     if before is None and len(item.original.loglikelihoods) == len(item.result.loglikelihoods) == 1:
         before, after = item.original.loglikelihoods[0], item.result.loglikelihoods[0]
-    moved = 0.0 if before is None or after is None else abs(after - before)
-    return not item.lost, -moved
+    risen = 0.0 if before is None or after is None else after - before
+    return not item.lost, risen if item.lost else -risen
 
 
 def _flip(item: ItemPair) -> FlipRecord:

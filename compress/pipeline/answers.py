@@ -54,9 +54,17 @@ def check_tasks(pair: Pair) -> LmEvalTasks | None:
     foreign = [planned.task.source or planned.task.name for planned in pair.tasks if planned.items is None]
     if not foreign:
         return None
-    from compress.measure.lm_eval_check import check_lm_eval
+    from compress.measure.lm_eval_check import check_lm_eval, quiet
+    from compress.measure.lm_eval_items import check_settings
 
-    return check_lm_eval(foreign, trust_remote_code=pair.trust_remote_code)
+    checked = check_lm_eval(foreign, trust_remote_code=pair.trust_remote_code)
+    with quiet(trusted=checked.trusted):
+        for planned in pair.tasks:
+            if planned.items is None:
+                name = planned.task.source or planned.task.name
+                fewshot, metric = planned.task.fewshot, planned.task.metric
+                check_settings(name, checked.tasks[name], fewshot=fewshot, metric=metric)
+    return checked
 
 
 def compare_answers(pair: Pair, windows: Windows | None, foreign: LmEvalTasks | None) -> Answers:
@@ -209,7 +217,7 @@ def _generation(
 
 def _fitting(pair: Pair, prompt: int, new_tokens: int) -> tuple[int, int]:
     """No more than the model has positions for."""
-    positions = pair.original.positions
+    positions = pair.positions
     if positions is None or prompt + new_tokens <= positions:
         return prompt, new_tokens
     shorter = min(prompt, positions // 2)
@@ -234,7 +242,7 @@ def _retrieval(pair: Pair, original: PreTrainedModel, result: PreTrainedModel, a
         default_retrieval(asked.documents),
         load_tokenizer(pair.original.folder, trust_remote_code=pair.trust_remote_code),
         read_pooling(pair.original.folder),
-        length=min(longest_text(pair.original.folder) or DOCUMENT_TOKENS, pair.original.positions or DOCUMENT_TOKENS),
+        length=min(longest_text(pair.original.folder) or DOCUMENT_TOKENS, pair.positions or DOCUMENT_TOKENS),
         progress=pair.progress,
     )
     answers.add(retrieval_measurements(found, **_settings(pair)), found.rows())

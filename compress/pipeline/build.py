@@ -196,7 +196,7 @@ def _proof_ids(job: Job, evaluation: Windows | None) -> list[Any]:
     if evaluation is not None:
         return [ids[:PROOF_LENGTH] for ids in evaluation.ids[:PROOF_WINDOWS]]
     generator = torch.Generator().manual_seed(job.recipe.seed)
-    length = capped(job.checkpoint, PROOF_LENGTH, job.progress)
+    length = capped(job.checkpoint.positions, PROOF_LENGTH, job.progress)
     vocabulary = int(job.checkpoint.config["vocab_size"])
     return [torch.randint(vocabulary, (length,), generator=generator) for _ in range(PROOF_WINDOWS)]
 

@@ -64,7 +64,7 @@ def compare(asked: Comparison, command: Literal["eval", "bench"], options: Optio
     from compress.pipeline.measured import measured
     from compress.pipeline.reporting import comparison_report
     from compress.pipeline.timed import timed_report
-    from compress.pipeline.timing import not_timed
+    from compress.pipeline.timing import not_timed, why_not_timed
 
     torch.manual_seed(asked.seed)
     pair = Pair(
@@ -92,7 +92,7 @@ def compare(asked: Comparison, command: Literal["eval", "bench"], options: Optio
         folder,
         report_on,
         lambda timed: measured(counted, answers, timed),
-        lambda error: measured([*counted, *not_timed(pair, error)], answers, None),
+        lambda error: measured([*counted, *not_timed(pair, error)], answers, None, why_not_timed(error)),
     )
     return Compared(report, file)
 

@@ -38,6 +38,12 @@ class Pair:
     cast: str | None = None
 
     @property
+    def positions(self) -> int | None:
+        """Positions that both models have; None where neither says."""
+        both = [one.positions for one in (self.original, self.result) if one is not None]
+        return min((positions for positions in both if positions is not None), default=None)
+
+    @property
     def levels(self) -> tuple[float, ...]:
         """One-sided confidence levels that gates ask for."""
         return tuple(sorted({gate.level for gate in self.asked.gates if gate.level is not None}))

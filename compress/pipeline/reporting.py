@@ -84,7 +84,7 @@ def run_report(
     how = loading(plan.format_name, plan.anatomy.kind, str(plan.output), mixed=plan.mixed)
     facts: dict[str, Any] = {name: windows.facts() for name, windows in texts.items() if windows is not None}
     return build_report(
-        verdict=judge(job.recipe.gates, measured.measurements, measured.noise),
+        verdict=judge(job.recipe.gates, measured.measurements, measured.noise, unfinished=measured.unfinished),
         measurements=measured.measurements,
         tasks=measured.tasks,
         steps=steps,
@@ -109,7 +109,7 @@ def comparison_report(
     assert isinstance(asked, Comparison)
     result = None if pair.result is None or asked.result is None else model_part(pair.result, asked.result)
     return build_report(
-        verdict=judge(asked.gates, measured.measurements, measured.noise),
+        verdict=judge(asked.gates, measured.measurements, measured.noise, unfinished=measured.unfinished),
         measurements=measured.measurements,
         tasks=measured.tasks,
         steps=[],

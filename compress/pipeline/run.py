@@ -67,7 +67,7 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
         from compress.pipeline.reporting import run_report
         from compress.pipeline.resuming import open_journal
         from compress.pipeline.timed import timed_report
-        from compress.pipeline.timing import not_timed
+        from compress.pipeline.timing import not_timed, why_not_timed
 
         job = open_job(plan, options, here, progress)
         check_fit(job.checkpoint, trust_remote_code=options.trust_remote_code)
@@ -99,7 +99,7 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
             folder,
             report_on,
             lambda timed: measured(counted, answers, timed),
-            lambda error: measured([*counted, *not_timed(pair, error)], answers, None),
+            lambda error: measured([*counted, *not_timed(pair, error)], answers, None, why_not_timed(error)),
         )
         return Result(report, file, plan.output)
 

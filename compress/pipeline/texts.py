@@ -82,7 +82,7 @@ def calibration_windows(job: Job, corpus: Corpus | None) -> Windows | None:
     if corpus is None:
         return None
     calibration = job.recipe.calibration
-    length = capped(job.checkpoint, calibration.length, job.progress)
+    length = capped(job.checkpoint.positions, calibration.length, job.progress)
     trusted = job.options.trust_remote_code
     return _windows(job.checkpoint, job.plan.anatomy.kind, corpus, trusted, length=length, samples=calibration.samples)
 
@@ -91,7 +91,7 @@ def evaluation_windows(pair: Pair, corpus: Corpus | None) -> Windows | None:
     needed = _held_out(pair.asked, pair.kind)
     if corpus is None or needed is None:
         return None
-    length = capped(pair.original, needed.length, pair.progress)
+    length = capped(pair.positions, needed.length, pair.progress)
     trusted = pair.trust_remote_code
     return _windows(pair.original, pair.kind, corpus, trusted, length=length, tokens=needed.tokens)
 
@@ -113,9 +113,8 @@ def _embedding_rows(checkpoint: Checkpoint) -> int:
     return found if found is not None else int(checkpoint.config["vocab_size"])
 
 
-def capped(checkpoint: Checkpoint, length: int, progress: Progress) -> int:
-    """No window is longer than the model's positions."""
-    positions = checkpoint.positions
+def capped(positions: int | None, length: int, progress: Progress) -> int:
+    """No window is longer than the model's positions, where it says how many it has."""
     if positions is None or length <= positions:
         return length
     progress.say(f"Windows are {positions} tokens instead of {length}: the model has no more positions.")

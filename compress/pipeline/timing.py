@@ -43,12 +43,16 @@ def time_models(pair: Pair) -> Timed | None:
     )
 
 
+def why_not_timed(error: BaseException) -> str:
+    reason = str(error).partition("\n")[0] or "interrupted"
+    return f"the benchmark did not finish: {reason}"
+
+
 def not_timed(pair: Pair, error: BaseException) -> list[Measurement]:
     """The figures that the benchmark owes, each without a value and with the reason."""
-    reason = str(error).partition("\n")[0] or "interrupted"
     names = ("ttft", "tpot") if pair.kind == "decoder" else ("forward",)
     metrics = [f"latency.{name}" for name in names] + ["memory.peak"]
-    return [Measurement(metric, "result", None, note=f"the benchmark did not finish: {reason}") for metric in metrics]
+    return [Measurement(metric, "result", None, note=why_not_timed(error)) for metric in metrics]
 
 
 def _variants(pair: Pair) -> tuple[list[Variant], list[str]]:

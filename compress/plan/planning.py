@@ -141,8 +141,9 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
 
 def default_output(model: str, target: str) -> Path:
     """`./<model name>-<target>`."""
-    name = Path(model).expanduser().resolve().name if Path(model).expanduser().exists() else model
-    return Path(f"{name.rpartition('/')[2].partition('@')[0]}-{target}")
+    folder = Path(model).expanduser()
+    name = folder.resolve().name if folder.exists() else model.rpartition("/")[2].partition("@")[0]
+    return Path(f"{name}-{target}")
 
 
 def _size(shape: Sequence[int]) -> int:

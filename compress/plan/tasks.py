@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compress.data.tasks import TaskSet, read_task
 from compress.model.anatomy import Kind
-from compress.power import USUAL_FLIPS, detectable_drop, items_for_drop
+from compress.power import USUAL_FLIPS, detectable_drop, items_to_pass
 from compress.recipe.comparison import Comparison
 from compress.recipe.evaluate import Task
 from compress.recipe.origin import Fault
@@ -35,14 +35,15 @@ class Power:
 
     Attributes:
         name: of the task, or "all tasks".
-        drop: smallest true drop, in points, that is found in 80 of 100 runs, if USUAL_FLIPS of the items flip.
+        drop: smallest true drop, in points, that is found in 80 of 100 runs, if USUAL_FLIPS of the items flip; None where
+            so few items find none.
         asked: the tightest drop in points that a gate with a level allows; None without such a gate.
         needed: items that would pass this gate in 80 of 100 runs if nothing got worse.
     """
 
     name: str
     items: int
-    drop: float
+    drop: float | None
     asked: float | None = None
     needed: int | None = None
 
@@ -71,26 +72,27 @@ def plan_tasks(asked: Asked, kind: Kind) -> tuple[PlannedTask, ...]:
 def powers(asked: Asked, planned: Sequence[PlannedTask]) -> tuple[Power, ...]:
     """What each task can show, and all of them together; nothing for those whose items are not known yet."""
     known = [(one.task.name, len(one.items.items)) for one in planned if one.items is not None]
-    found = [_power(asked, name, name, count) for name, count in known]
+    if len(planned) == 1 and known:
+        name, count = known[0]
+        return (_power(asked, {name, None}, name, count),)  # a gate on all tasks is one on this task
+    found = [_power(asked, {name}, name, count) for name, count in known]
     if len(planned) > 1 and len(known) == len(planned):
-        found.append(_power(asked, None, "all tasks", sum(count for _, count in known)))
-    elif len(planned) == 1 and len(known) == 1:
-        found = [_power(asked, None, known[0][0], known[0][1], also=known[0][0])]
+        found.append(_power(asked, {None}, "all tasks", sum(count for _, count in known)))
     return tuple(found)
 
 
-def _power(asked: Asked, task: str | None, name: str, count: int, also: str | None = None) -> Power:
+def _power(asked: Asked, judged: set[str | None], name: str, count: int) -> Power:
     margins = [
         gate.value
         for gate in asked.gates
-        if gate.metric == "accuracy.drop" and gate.level is not None and gate.value > 0 and gate.task in (task, also)
+        if gate.metric == "accuracy.drop" and gate.level is not None and gate.value > 0 and gate.task in judged
     ]
-    drop = 100 * (detectable_drop(count, USUAL_FLIPS) or 1.0)
+    found = detectable_drop(count, USUAL_FLIPS)
+    drop = None if found is None else 100 * found
     if not margins:
         return Power(name, count, drop)
     margin = min(margins)
-    share = margin / 100
-    return Power(name, count, drop, margin, items_for_drop(share, max(USUAL_FLIPS, share)))
+    return Power(name, count, drop, margin, items_to_pass(margin / 100, USUAL_FLIPS))
 
 
 def _foreign(planned: Sequence[PlannedTask], kind: Kind) -> list[Fault]:

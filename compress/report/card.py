@@ -194,7 +194,8 @@ def compared_section(report: Report) -> list[str]:
     ]
     if not rows:
         return []
-    definitions = {m.metric: m.definition for m in report.measurements if m.metric in labels}
+    shown = {metric for metric in labels if find(report, metric) is not None}
+    definitions = {m.metric: m.definition for m in report.measurements if m.metric in shown}
     notes = [f"- {labels[metric]}: {prose(text)}" for metric, text in definitions.items()]
     return [table(("", "original", "this model"), rows), "\n".join(notes)]
 

@@ -26,8 +26,11 @@ def judged(m: MeasurementPart) -> bool:
     """Whether a worse value is a regression: what compares the result with the original of the same run, and its size.
 
     Times and accuracies of the result alone are not: they move with the machine of the day, and what is comparable in
-    them is in the paired figure.
+    them is in the paired figure. Nor is the ratio of two dtypes: how much faster bfloat16 is than float32 moves with
+    the state of the machine too, and no interval of one run knows that.
     """
+    if m.metric.startswith(TIMED) and m.conditions.get("dtype") != m.conditions.get("original_dtype"):
+        return False
     bytes_of_result = m.metric in ("size", "bits_per_weight") and m.subject == "result"
     return m.better != "none" and not is_floor(m) and (m.subject == PAIRED or bytes_of_result)
 

@@ -56,6 +56,8 @@ def report_file(path: str | Path) -> Path:
 
 def parsed(file: Path) -> Any:
     try:
+        if file.exists() and not file.is_file():  # a device or a pipe may have no end
+            raise UsageError(f"{shown(file)}: is no file.", hint=WAY_OUT)
         text = file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise MissingResourceError(
@@ -90,7 +92,7 @@ def check_version(file: Path, data: Any) -> None:
     writer = tool.get("version") if isinstance(tool, dict) else None
     by = f", written by compress {visible(str(writer))[:40]}" if writer else ""
     raise UsageError(
-        f"{shown(file)}: the report has schema version {visible(str(version))[:40]}{by}; "
+        f"{shown(file)}: the report has schema version {visible(repr(version))[:40]}{by}; "
         f"compress {__version__} reads version {SCHEMA_VERSION}.",
         hint="Read it with the compress that wrote it, or run again to have a report of this version.",
     )

@@ -9,7 +9,7 @@ from compress.records import StepRecord
 from compress.report.digits import quantity
 from compress.report.schema import Command, MeasurementPart
 from compress.report.speed_views import TAIL_LABELS, circumstances, fairest_of, workloads
-from compress.report.views import measured
+from compress.report.views import is_floor, measured
 
 TIMES = {
     "latency.ttft.ratio": "the first token",
@@ -18,6 +18,8 @@ TIMES = {
 }
 LISTED = 8
 """Layers that a remark names."""
+MUCH = 1.02
+"""Peaks of two processes that differ by less are alike."""
 FIDELITY = ("kl.mean", "perplexity", "perplexity.ratio", "cosine.mean", "accuracy", "accuracy.drop")
 WHY_NOT_FASTER = {
     "compressed-tensors": "stock transformers expands these weights to dense matrices before it multiplies; "
@@ -41,6 +43,7 @@ def remarks(
         *proof_remark(proved or command != "run"),
         *missing_remarks(measurements, command),
         *speed_remarks(measurements, format_name),
+        *floor_remarks(measurements),
         *memory_remarks(measurements),
         *fallback_remarks(steps),
         *smoothing_remarks(steps),
@@ -115,6 +118,19 @@ def speed_remark(ratio: MeasurementPart, *, several: bool) -> str | None:
     return f"slower: {figures}" if low > 1 else f"not faster: {figures}, no difference shown"
 
 
+def floor_remarks(measurements: Sequence[MeasurementPart]) -> list[str]:
+    """Says so where a model timed against itself seems to differ: then small differences of others are no news."""
+    lines = []
+    for m in measurements:
+        ends = m.interval
+        if m.metric in TIMES and is_floor(m) and m.value is not None and ends and not ends.low <= 1 <= ends.high:
+            lines.append(
+                f"the machine's own noise: the original against itself shows {measured(m)} for {TIMES[m.metric]}; "
+                "differences as small as that say nothing"
+            )
+    return list(dict.fromkeys(lines))
+
+
 def memory_remarks(measurements: Sequence[MeasurementPart]) -> list[str]:
     """Says so when running the result takes no less memory than the original at its smallest."""
     peaks: dict[str, list[float]] = {"original": [], "result": []}
@@ -124,7 +140,8 @@ def memory_remarks(measurements: Sequence[MeasurementPart]) -> list[str]:
     if not peaks["original"] or not peaks["result"]:
         return []
     original, result = min(peaks["original"]), min(peaks["result"])
-    if result < original:
+    size = next((m.value for m in measurements if m.metric == "size.ratio" and m.value is not None), None)
+    if size is None or size >= 1 or result < MUCH * original:
         return []
     return [
         f"smaller on disk, not in memory: the result's peak is {quantity(result, 'MB')}, "

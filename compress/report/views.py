@@ -83,9 +83,9 @@ def gate_rows(report: Report) -> tuple[GateRow, ...]:
 
 
 def gate_interval(gate: GatePart) -> str:
-    """The one-sided bounds a gate with a level was judged by, else the two-sided interval."""
+    """The one-sided bounds a gate with a level was judged by, each at that level, else the two-sided interval."""
     if gate.bound is not None and gate.bound.lower is not None and gate.bound.upper is not None:
-        return span(gate.bound.lower, gate.bound.upper, gate.unit)
+        return f"{span(gate.bound.lower, gate.bound.upper, gate.unit)} each @{gate.bound.level * 100:.6g}%"
     return span(gate.interval.low, gate.interval.high, gate.unit) if gate.interval else NOT_MEASURED
 
 
@@ -124,8 +124,8 @@ def compared_rows(report: Report, labels: Mapping[str, str]) -> tuple[QualityRow
     rows = []
     for metric, label in labels.items():
         own = [m for m in report.measurements if m.metric == metric and m.value is not None and not is_floor(m)]
-        ratios = [m for m in report.measurements if m.metric == COMPARED_BY.get(metric)]
-        floors = [m for m in report.measurements if m.metric == metric and is_floor(m)]
+        ratios = [m for m in report.measurements if m.metric == COMPARED_BY.get(metric) and not is_floor(m)]
+        floors = [m for m in report.measurements if m.metric in (metric, COMPARED_BY.get(metric)) and is_floor(m)]
         names = condition_names(own + ratios)
         for name in dict.fromkeys(names[id(m)] for m in own):
             here = {m.subject: m for m in own + ratios if names[id(m)] == name}

@@ -264,12 +264,12 @@ def test_the_record_lists_the_worst_flips_losses_first() -> None:
     assert record.detectable_drop == pytest.approx(100 * (detectable_drop(20, 0.8) or 0))
     assert len(record.flips) == 10
     assert all(flip.lost for flip in record.flips)
-    moved = [abs((flip.result_margin or 0) - (flip.original_margin or 0)) for flip in record.flips]
-    assert moved == sorted(moved, reverse=True)
+    risen = [(flip.result_margin or 0) - (flip.original_margin or 0) for flip in record.flips]
+    assert risen == sorted(risen)
     assert (record.flips[0].original, record.flips[0].result) == ("first", "first")
     few = task_records([pairs(outcomes(3, 1, 2, 1))])[0]
     assert [flip.lost for flip in few.flips] == [True, False, False]
-    assert task_records([pairs(outcomes(3, 0, 0, 2))])[0].detectable_drop is None
+    assert task_records([pairs(outcomes(3, 0, 0, 2))])[0].detectable_drop == 100 * (detectable_drop(5, 0.0) or 0)
 
 
 def test_rows_are_plain_and_keep_every_digit() -> None:
