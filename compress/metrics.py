@@ -88,8 +88,8 @@ def _task_metrics() -> tuple[Metric, ...]:
             "accuracy.margin_shift",
             "nats",
             "higher",
-            "Mean change, result - original, of the margin of the right choice over the best wrong one, in the score that "
-            "decides (of acc_norm the log-likelihood per character).",
+            "Mean change, result - original, of the margin of the right choice over the best wrong one, in the score "
+            "that decides (of acc_norm the log-likelihood per character).",
         ),
     )
 

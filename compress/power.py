@@ -5,9 +5,9 @@ be that rare if losses and gains were equally likely. With n items, a share pi o
 binomial (n, pi) and the losses among them binomial (m, (1 + D / pi) / 2), so the power is a sum over both (Connor,
 Biometrics 43, 1987; beyond EXACT_FLIPS expected flips by the normal approximation).
 
-A gate `drop <= m @95%` *passes* when the score bound of Tango (Statistics in Medicine 17, 1998) lies below m; if in truth
-nothing got worse, that needs about n = ((z_a s_m + z_b s_0) / m)^2 items, with s_m^2 the variance of an item's difference
-under a drop of m (restricted to it as Tango does) and s_0^2 = pi.
+A gate `drop <= m @95%` *passes* when the score bound of Tango (Statistics in Medicine 17, 1998) lies below m; if in
+truth nothing got worse, that needs about n = ((z_a s_m + z_b s_0) / m)^2 items, with s_m^2 the variance of an item's
+difference under a drop of m (restricted to it as Tango does) and s_0^2 = pi.
 """
 
 from __future__ import annotations

@@ -71,11 +71,13 @@ def _check_answers(name: str, task: Any) -> None:
     """A right answer that is none of the choices makes both models look equally wrong, and nothing worse."""
     if task.OUTPUT_TYPE != "multiple_choice":
         return
+    from jinja2 import TemplateError
+
     faults = []
     for number, doc in enumerate(task.eval_docs):
         try:
             right, choices = right_of(task, doc)
-        except Exception as error:  # a template of the task's, over data of the task's: it may raise anything
+        except (TemplateError, LookupError, TypeError, ValueError, AttributeError) as error:  # a template of the task's
             faults.append(f"document {number} cannot be read ({type(error).__name__}: {str(error)[:100]})")
             continue
         if not isinstance(right, int) and not set([right] if isinstance(right, str) else right) <= set(choices):

@@ -160,7 +160,7 @@ def _binary(value: Any) -> bool:
 
 def _item(task: Any, before: Mapping[str, Any], after: Mapping[str, Any], metric: str) -> ItemPair:
     doc = before["doc"]
-    asked = task.doc_toexpected_text(doc)
+    asked = task.doc_to_text(doc)
     gold, choices = right_of(task, doc)
     return ItemPair(
         id=str(before["doc_id"]),

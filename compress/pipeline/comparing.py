@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from compress.errors import MissingResourceError, UsageError
+from compress.data.text import Corpus
+from compress.errors import UsageError
 from compress.model.checkpoint import Checkpoint
+from compress.model.finite import check_finite
 from compress.model.hub import resolve
 from compress.model.kind import model_kind
-from compress.output import PROVENANCE, REPORT_FILES, REPORT_FOLDER
 from compress.pipeline.job import Options, chosen_device
 from compress.pipeline.pair import Pair, is_ours
+from compress.pipeline.report_folder import check_report_folder, held
 from compress.pipeline.texts import evaluation_windows, read_evaluation
 from compress.plan.asked import check_asked
 from compress.plan.tasks import plan_tasks
@@ -51,13 +53,33 @@ def compare(asked: Comparison, command: Literal["eval", "bench"], options: Optio
         result = resolve(asked.result, weights=True, trust_remote_code=options.trust_remote_code)
         _check_alike(original, result)
     kind = model_kind(original.config)
-    check_asked(asked, kind, _positions(original, result))
-    tasks = plan_tasks(asked, kind)
     folder = None if asked.output is None else Path(asked.output).expanduser()
+    pair = Pair(
+        original=original,
+        result=result,
+        kind=kind,
+        parameters=parameters(original),
+        asked=asked,
+        tasks=(),
+        device="cpu",
+        trust_remote_code=options.trust_remote_code,
+        progress=progress,
+        ours=result is not None and is_ours(result),
+    )
+    check_asked(asked, kind, pair.positions)
+    pair = replace(pair, tasks=plan_tasks(asked, kind))
     if folder is not None:
-        _check_folder(folder)
+        check_report_folder(folder)
     text = read_evaluation(asked, kind, original, asked.original)
+    pair = replace(pair, device=chosen_device(options.device))
+    with held(folder):
+        return _measured(pair, command, text, folder, options.command)
 
+
+def _measured(
+    pair: Pair, command: Literal["eval", "bench"], text: Corpus | None, folder: Path | None, typed: str | None
+) -> Compared:
+    """Everything that needs torch, with the report's folder held."""
     import torch
 
     from compress.pipeline.answers import Answers, check_tasks, compare_answers
@@ -66,26 +88,16 @@ def compare(asked: Comparison, command: Literal["eval", "bench"], options: Optio
     from compress.pipeline.timed import timed_report
     from compress.pipeline.timing import not_timed, why_not_timed
 
-    torch.manual_seed(asked.seed)
-    pair = Pair(
-        original=original,
-        result=result,
-        kind=kind,
-        parameters=parameters(original),
-        asked=asked,
-        tasks=tasks,
-        device=chosen_device(options.device),
-        trust_remote_code=options.trust_remote_code,
-        progress=progress,
-        ours=result is not None and is_ours(result),
-    )
+    torch.manual_seed(pair.asked.seed)
     foreign = check_tasks(pair)
     windows = evaluation_windows(pair, text)
-    answers = compare_answers(pair, windows, foreign) if result is not None else Answers()
-    counted = _sizes(original, result)
+    for checkpoint in filter(None, (pair.original, pair.result)):
+        check_finite(checkpoint, pair.progress)
+    answers = Answers() if pair.result is None else compare_answers(pair, windows, foreign)
+    counted = _sizes(pair.original, pair.result)
 
     def report_on(found: Measured) -> Report:
-        return comparison_report(pair, command=command, evaluation=windows, measured=found, typed=options.command)
+        return comparison_report(pair, command=command, evaluation=windows, measured=found, typed=typed)
 
     report, file = timed_report(
         pair,
@@ -100,12 +112,6 @@ def compare(asked: Comparison, command: Literal["eval", "bench"], options: Optio
 def parameters(checkpoint: Checkpoint) -> int:
     """Numbers in the weight files; of packed weights fewer than the model computes with. For estimates of memory."""
     return sum(math.prod(info.shape) for info in checkpoint.tensors.values())
-
-
-def _positions(original: Checkpoint, result: Checkpoint | None) -> int | None:
-    stated = [checkpoint.positions for checkpoint in (original, result) if checkpoint is not None]
-    known = [positions for positions in stated if positions is not None]
-    return min(known, default=None)
 
 
 def _check_alike(original: Checkpoint, result: Checkpoint) -> None:
@@ -123,28 +129,6 @@ def _check_alike(original: Checkpoint, result: Checkpoint) -> None:
             f"{original.source} has a vocabulary of {sizes[0]} and {result.source} of {sizes[1]}: their answers cannot "
             "be compared token by token.",
             hint="Compare a model with the original that it was made from.",
-        )
-
-
-def _check_folder(folder: Path) -> None:
-    """A report's folder may be new, or hold reports and nothing else; never a model's own folder."""
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise UsageError(f"{folder}: is no folder.", hint="Give a folder for the report with -o.")
-    if not folder.is_dir():
-        return
-    if (folder / PROVENANCE).exists() or (folder / "config.json").exists():
-        raise UsageError(
-            f"{folder}: is a model's folder.",
-            hint=f"Give another one for the report, such as -o {folder}-{REPORT_FOLDER}.",
-        )
-    try:
-        strangers = sorted(path.name for path in folder.iterdir() if path.name not in REPORT_FILES)
-    except OSError as error:
-        raise MissingResourceError(f"{folder}: {error.strerror}", hint="Give another folder with -o.") from error
-    if strangers:
-        raise UsageError(
-            f"{folder}: holds what is no part of a report: {', '.join(strangers[:5])}.",
-            hint="Give a new folder for the report with -o.",
         )
 
 

@@ -35,8 +35,8 @@ class Power:
 
     Attributes:
         name: of the task, or "all tasks".
-        drop: smallest true drop, in points, that is found in 80 of 100 runs, if USUAL_FLIPS of the items flip; None where
-            so few items find none.
+        drop: smallest true drop, in points, that is found in 80 of 100 runs, if USUAL_FLIPS of the items flip; None
+            where so few items find none.
         asked: the tightest drop in points that a gate with a level allows; None without such a gate.
         needed: items that would pass this gate in 80 of 100 runs if nothing got worse.
     """

@@ -5,19 +5,34 @@ from __future__ import annotations
 from itertools import product
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Strict, ValidationError, WithJsonSchema
 
-from compress.recipe.fields import EngineName, Positive, Precision, Seconds, Several, rule
+from compress.recipe.fields import EngineName, Precision, Seconds, located, rule
 from compress.recipe.section import Section
+from compress.recipe.units import MAX_COUNT
 from compress.recipe.words import quotes_hint, shown
 
 
-def _one_or_many(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return value
-    if type(value) is not int:
-        raise rule(f"must be a whole number or a list of them, not {shown(value)}{quotes_hint(value)}")
-    return (value,)
+def _numbers(least: int) -> BeforeValidator:
+    """A whole number of at least `least`, or a list of them, as a tuple."""
+
+    def check(value: Any) -> Any:
+        listed = isinstance(value, list | tuple)
+        faults = []
+        for index, number in enumerate(value if listed else (value,)):
+            if type(number) is not int or not least <= number <= MAX_COUNT:
+                hint = quotes_hint(number)
+                sentence = f"must be a whole number of at least {least}, not {shown(number)}{hint}"
+                if not listed:
+                    raise rule(
+                        f"must be a whole number of at least {least} or a list of them, not {shown(value)}{hint}"
+                    )
+                faults.append(located(rule(sentence), (index,), number))
+        if faults:
+            raise ValidationError.from_exception_data("numbers", faults)
+        return value if listed else (value,)
+
+    return BeforeValidator(check)
 
 
 def _no_number_twice(values: tuple[int, ...]) -> tuple[int, ...]:
@@ -34,16 +49,16 @@ def _schema(least: int) -> dict[str, Any]:
 
 
 Positives = Annotated[
-    tuple[Positive, ...],
+    tuple[int, ...],
     Strict(False),
-    BeforeValidator(_one_or_many),
+    _numbers(1),
     AfterValidator(_no_number_twice),
     WithJsonSchema(_schema(1)),
 ]
 Severals = Annotated[
-    tuple[Several, ...],
+    tuple[int, ...],
     Strict(False),
-    BeforeValidator(_one_or_many),
+    _numbers(2),
     AfterValidator(_no_number_twice),
     WithJsonSchema(_schema(2)),
 ]

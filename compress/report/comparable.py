@@ -127,6 +127,8 @@ def notes(before: Report, after: Report) -> tuple[str, ...]:
         lines.append(f"times and memory are not compared: {different}")
     if texts(before) != texts(after):
         lines.append("the evaluation texts differ: figures measured on them are not compared")
+    if before.command != after.command:
+        lines.append(f"one report is of `compress {before.command}`, the other of `compress {after.command}`")
     if before.tool.version != after.tool.version:
         lines.append(f"written by compress {before.tool.version} and {after.tool.version}")
     return tuple(lines)

@@ -143,7 +143,11 @@ def compare(
     gates = gate_changes(before, after)
     metrics = metric_changes(before, after, tolerances or {})
     names = [{full_name(m) for m in report.measurements if m.value is not None} for report in (before, after)]
-    dropped = [f"gate `{gate.expression}` is no longer asked" for gate in gates if gate.after is None]
+    dropped = [
+        f"gate `{gate.expression}` passed and is no longer asked"
+        for gate in gates
+        if gate.after is None and gate.before == "PASS"
+    ]
     intervals = [INDEPENDENT] if any(m.difference and m.difference.p is not None for m in metrics) else []
     return Comparison(
         before=side(before, paths[0]),
@@ -152,9 +156,9 @@ def compare(
         metrics=metrics,
         missing=tuple(sorted(names[0] - names[1])),
         added=tuple(sorted(names[1] - names[0])),
-        notes=(*notes(before, after), *dropped, *intervals),
+        notes=(*notes(before, after), *intervals),
         regressions=(*turned(before, after, gates, "FAIL"), *worse(metrics)),
-        undecided=turned(before, after, gates, "INCONCLUSIVE"),
+        undecided=(*turned(before, after, gates, "INCONCLUSIVE"), *dropped),
     )
 
 

@@ -16,6 +16,7 @@ from compress.plan.layers import PlannedLayer
 from compress.plan.planning import Plan
 from compress.plan.tasks import powers
 from compress.power import USUAL_FLIPS
+from compress.report.clean import single_line
 
 
 def plan_data(plan: Plan, guess: Estimate) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def plan_text(plan: Plan, guess: Estimate) -> RenderableType:
     what = f"{' + '.join(targets)} as {plan.format_name}" + (f", {plan.algorithm}" if plan.algorithm else "")
     tasks = [_section("Tasks", _task_table(plan))] if plan.tasks else []
     return Group(
-        Text(f"{plan.checkpoint.source} -> {plan.output}", style="bold"),
+        Text(single_line(f"{plan.checkpoint.source} -> {plan.output}"), style="bold"),
         Text(f"{what}: {quantized} of {len(plan.layers)} linear layers of {plan.anatomy.depth} blocks"),
         _section("Layers", _layer_table(plan)),
         _section("Left alone", _left_table(plan)),

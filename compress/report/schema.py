@@ -21,7 +21,7 @@ EXIT_CODES = {
     "INCONCLUSIVE": (EXIT_INCONCLUSIVE, EXIT_NOISY_MACHINE),
 }
 Command = Literal["run", "eval", "bench"]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 
 
 class Part(BaseModel):
@@ -47,6 +47,12 @@ class IntervalPart(Part):
     high: Finite
     level: Finite
     method: str
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"the interval ends before it begins: {self.low}, {self.high}")
+        return self
 
 
 class BoundPart(Part):
@@ -109,11 +115,14 @@ class VerdictPart(Part):
         """A report that was edited must not end green with a gate that failed."""
         outcomes = [gate.outcome for gate in self.gates]
         worst = next((one for one in ("FAIL", "INCONCLUSIVE") if one in outcomes), "PASS")
-        noisy = worst == "PASS" and self.exit_code == EXIT_NOISY_MACHINE
-        if self.exit_code not in EXIT_CODES[self.outcome] or (self.outcome != worst and not noisy):
+        # No gate is worse than passed, but the machine was too noisy or the benchmark did not finish.
+        open_end = worst == "PASS" and self.outcome == "INCONCLUSIVE"
+        if self.exit_code not in EXIT_CODES[self.outcome] or (self.outcome != worst and not open_end):
             raise ValueError(
                 f"outcome {self.outcome}, exit code {self.exit_code} and gates (worst: {worst}) contradict each other"
             )
+        if not self.headline.startswith(self.outcome):
+            raise ValueError(f"the headline does not begin with the outcome, {self.outcome}")
         return self
 
 

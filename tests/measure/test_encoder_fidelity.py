@@ -177,7 +177,7 @@ def test_spearman_is_scipys_and_knows_that_pairs_share_texts() -> None:
     measured = encoder_measurements(found, levels=(0.9,))[2]
     expected = scipy.stats.spearmanr(found.similarities.original, found.similarities.result).statistic
     assert measured.value == pytest.approx(expected, rel=1e-12)
-    assert (measured.count, measured.conditions["texts"]) == (45, 10)
+    assert (measured.count, measured.conditions["pairs"]) == (10, 45)
     assert measured.interval is not None
     assert measured.interval.low < measured.one_sided[0.95][0] < measured.one_sided[0.9][0] < measured.value
     same = encoder_measurements(found, levels=(0.9,))[2]

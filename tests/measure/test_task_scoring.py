@@ -100,8 +100,8 @@ def test_choices_against_a_slow_reference(metric: Any, original: Any, other: Any
             assert answer.correct == (chosen == item.answer)
             right = scores[int(item.answer)]  # type: ignore[arg-type]
             assert answer.probability == pytest.approx(1 / sum(math.exp(one - right) for one in scores))
-            wrong = max(one for index, one in enumerate(logs) if index != item.answer)
-            assert answer.margin == pytest.approx(logs[int(item.answer)] - wrong)  # type: ignore[arg-type]
+            wrong = max(one for index, one in enumerate(scores) if index != item.answer)
+            assert answer.margin == pytest.approx(right - wrong)
     assert all(pair.original.margin != pair.result.margin for pair in found.items), "two different models"
 
 

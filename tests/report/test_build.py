@@ -178,9 +178,23 @@ def test_what_lacks_a_value_is_told_once_for_each_reason() -> None:
 
 
 def test_memory_that_did_not_shrink_is_said() -> None:
+    size = Measurement("size.ratio", "result/original", 0.5)
     peaks = [Measurement("memory.peak", subject, value) for subject, value in (("original", 640.0), ("result", 655.0))]
-    assert "smaller on disk, not in memory" in remarks_of(*peaks)
-    assert "in memory" not in remarks_of(peaks[0], replace(peaks[1], value=300.0))
+    assert "smaller on disk, not in memory" in remarks_of(size, *peaks)
+    assert "in memory" not in remarks_of(size, peaks[0], replace(peaks[1], value=300.0))
+    assert "in memory" not in remarks_of(size, peaks[0], replace(peaks[1], value=641.0)), (
+        "as much as two processes differ"
+    )
+    assert "in memory" not in remarks_of(replace(size, value=1.2), *peaks), "it is not smaller on disk"
+
+
+def test_a_floor_that_shows_a_difference_is_said() -> None:
+    def floor(low: float, high: float) -> Measurement:
+        interval = Interval(low, high, 0.95, "signed rank")
+        return Measurement("latency.tpot.ratio", "original/original", (low + high) / 2, 20, interval)
+
+    assert "the original against itself shows 0.94" in remarks_of(floor(0.90, 0.98))
+    assert "itself" not in remarks_of(floor(0.97, 1.01))
 
 
 def refined(steps: int, *notes: str) -> str:

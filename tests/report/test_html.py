@@ -82,7 +82,10 @@ def test_the_verdict_comes_first(gates: tuple[str, ...], outcome: str, code: str
 def test_a_failing_job_is_understood_from_the_band_alone(html: str) -> None:
     band = Page(html).one("header").content
     assert "3 of 6 gates failed" in band
-    assert "perplexity.ratio <= 1.05x @95% but measured 1.064x [1.0634, 1.0655], 0.01438x above the limit" in band
+    assert (
+        "perplexity.ratio <= 1.05x @95% but measured 1.064x [1.0634, 1.0655] each @95%, 0.01438x above the limit"
+        in band
+    )
     assert "kl.mean <= 0.1" not in band
 
 
@@ -114,7 +117,7 @@ def test_every_figure_of_gates_and_measurements_is_there(html: str) -> None:
 def test_bars_show_the_interval_on_its_side_of_the_limit(html: str) -> None:
     labels = [e.attributes["aria-label"] for e in Page(html).all("div") if e.attributes.get("class") == "bar"]
     assert len(labels) == 6
-    assert labels[0] == "measured 1.064x, interval [1.0634, 1.0655], limit 1.050x: 0.01438x above the limit"
+    assert labels[0] == "measured 1.064x, interval [1.0634, 1.0655] each @95%, limit 1.050x: 0.01438x above the limit"
     bar = html[html.index('<div class="bar"') :]
     limit, low = (float(re.search(rf'class="{name}" style="left:([\d.]+)%', bar)[1]) for name in ("limit", "span"))
     assert 0 < limit < low < 100

@@ -79,7 +79,7 @@ def test_another_version_is_named_with_ours(version: Any, tmp_path: Path) -> Non
     path = tmp_path / "report.json"
     path.write_text(edited(schema_version=version, tool={"name": "compress", "version": "9.9"}))
     message = refused(path)
-    assert f"schema version {version}, written by compress 9.9" in message
+    assert f"schema version {version!r}, written by compress 9.9" in message
     assert "reads version 2" in message
 
 
