@@ -17,7 +17,7 @@ import numpy as np
 from compress.errors import UsageError
 from compress.measure.children import Child, ask, children
 from compress.measure.contention import machine_state
-from compress.measure.latency_figures import Timing, latency_measurements, load_measurements
+from compress.measure.latency_figures import Timing, latency_measurements, load_measurements, reported_pairs
 from compress.measure.latency_raw import LatencyRaw, Loaded
 from compress.measure.latency_settings import Stop, Variant, Workload, check_settings
 from compress.measure.schedule import Run, Sample, left_out, never, run_protocol
@@ -199,7 +199,7 @@ def _run(
 
 
 def _comparisons(variants: Sequence[Variant], original_labels: Sequence[str]) -> list[tuple[int, int]]:
-    """Every result with every original: each may turn out to be the fastest."""
+    """Every result with every original, while it is not known which of them will be the fastest."""
     originals = [i for i, variant in enumerate(variants) if variant.label in original_labels]
     return [(i, other) for i in range(len(variants)) if i not in originals for other in originals]
 
@@ -211,7 +211,7 @@ def _noise(timing: Timing, precision: float | None) -> str | None:
         precision,
         timing.run.rounds,
         timing.run.floor,
-        _comparisons(timing.variants, timing.original_labels),
+        reported_pairs(timing),
         timing.workload.compared,
         round_seconds=timing.run.round_seconds,
     )

@@ -164,8 +164,23 @@ def _ratios(timing: Timing, metric: str, name: str) -> list[Measurement]:
     The fastest is that of this very time; of CPU time, the one that a user would run: the least time on the wall.
     """
     raced = TIMES[timing.workload.kind][-1] if name == CPU else name
+    return [
+        _ratio(timing, metric, name, result, other, words)
+        for result, comparisons in _comparisons(timing, raced).items()
+        for other, words in comparisons.items()
+    ]
+
+
+def reported_pairs(timing: Timing) -> list[tuple[int, int]]:
+    """(result, original) of all ratios of the compared times that are reported."""
+    found = [_comparisons(timing, name) for name in timing.workload.compared]
+    return sorted({(result, other) for one in found for result, others in one.items() for other in others})
+
+
+def _comparisons(timing: Timing, raced: str) -> dict[int, dict[int, str]]:
+    """{result: {original: what the comparison is}}."""
     fastest = min(timing.originals, key=lambda i: float(np.median(values_of(timing.rounds, i, raced))))
-    found = []
+    found = {}
     for result in timing.results:
         dtype = timing.variants[result].dtype
         same = next((i for i in timing.originals if timing.variants[i].dtype == dtype), None)
@@ -175,7 +190,7 @@ def _ratios(timing: Timing, metric: str, name: str) -> list[Measurement]:
             comparisons = {same: "same dtype, which is the fastest original"}
         else:
             comparisons = {same: "same dtype", fastest: "fastest original"}
-        found += [_ratio(timing, metric, name, result, other, words) for other, words in comparisons.items()]
+        found[result] = comparisons
     return found
 
 
