@@ -29,12 +29,12 @@ import numpy as np
 import scipy.stats
 from bench_measurement_live import live_runs
 
-from compress.measure.latency_figures import Timing, latency_measurements
-from compress.measure.latency_raw import Loaded
-from compress.measure.latency_settings import Variant, Workload
-from compress.measure.paired import mcnemar_p, score_drop
-from compress.measure.schedule import Run, Sample, WarmUp, log_ratios, never, run_protocol
-from compress.measure.stopping import enough_at, is_look
+from compress.measure.latency.figures import Timing, latency_measurements
+from compress.measure.latency.raw import Loaded
+from compress.measure.latency.schedule import Run, Sample, WarmUp, log_ratios, never, run_protocol
+from compress.measure.latency.settings import Variant, Workload
+from compress.measure.latency.stopping import enough_at, is_look
+from compress.measure.tasks.paired import mcnemar_p, score_drop
 from compress.power import items_for_drop
 from compress.progress import Silent
 

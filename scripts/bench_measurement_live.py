@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 
-from compress.measure.latency import Stop, Timed, Variant, Workload, measure_latency
+from compress.measure.latency.measuring import Stop, Timed, Variant, Workload, measure_latency
 from compress.plan.machine import machine
 from compress.progress import Silent
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.measure.latency_figures import Timing, latency_measurements
-from compress.measure.latency_raw import Loaded
-from compress.measure.latency_settings import Variant, Workload
-from compress.measure.schedule import Run, Sample, run_protocol
-from compress.measure.stopping import enough_at
+from compress.measure.latency.figures import Timing, latency_measurements
+from compress.measure.latency.raw import Loaded
+from compress.measure.latency.schedule import Run, Sample, run_protocol
+from compress.measure.latency.settings import Variant, Workload
+from compress.measure.latency.stopping import enough_at
 from compress.progress import Silent
 from compress.records import Measurement
 

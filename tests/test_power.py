@@ -63,7 +63,7 @@ def test_items_are_somewhat_more_than_in_the_table_of_the_approximation(drop: fl
 
 @pytest.mark.parametrize(("margin", "flips"), [(0.05, 0.05), (0.08, 0.05), (0.02, 0.05), (0.15, 0.15)])
 def test_a_gate_passes_with_the_items_it_needs(margin: float, flips: float) -> None:
-    from compress.measure.paired import score_drop
+    from compress.measure.tasks.paired import score_drop
 
     items = items_to_pass(margin, flips)
     losses, gains = flips_of(items, 0.0, flips, runs=400)

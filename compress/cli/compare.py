@@ -39,9 +39,9 @@ def compare(
 
     def command() -> Done:
         from compress.report.clean import visible
-        from compress.report.compare import compare as compared
-        from compress.report.compare import parse_tolerances
-        from compress.report.compare_text import compare_data, compare_json, compare_markdown, compare_text
+        from compress.report.comparison.compare import compare as compared
+        from compress.report.comparison.compare import parse_tolerances
+        from compress.report.comparison.text import compare_data, compare_json, compare_markdown, compare_text
         from compress.report.read import read_report, report_file
 
         allowed = parse_tolerances(tolerance or ())

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from compress.errors import BrokenResultError, UsageError
 from compress.measure.fidelity import ORIGINAL, PAIRED, RESULT, not_finite_hint
+from compress.measure.latency.worker import cache_name, last_position_option
 from compress.measure.statistics import Estimate, FloatArray, order_statistic_quantile, ratio_of_sums
-from compress.measure.worker import cache_name, last_position_option
 from compress.records import Measurement
 
 if TYPE_CHECKING:

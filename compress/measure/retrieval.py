@@ -24,8 +24,8 @@ from compress.data.windows import encoder_windows
 from compress.errors import UsageError
 from compress.measure.encoder import Pooling, check_widths, unit_embeddings
 from compress.measure.fidelity import ORIGINAL, PAIRED, RESULT
-from compress.measure.paired import constant_mean
 from compress.measure.statistics import Estimate, block_mean
+from compress.measure.tasks.paired import constant_mean
 from compress.records import Measurement
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from compress.data.windows import Windows
-    from compress.measure.lm_eval_check import LmEvalTasks
-    from compress.measure.tasks import TaskPairs
+    from compress.measure.tasks.answers import TaskPairs
+    from compress.measure.tasks.lm_eval_check import LmEvalTasks
 
 DOCUMENT_TOKENS = 256
 """What a document is cut to, where the folder does not say how long a text may be."""
@@ -43,7 +43,7 @@ def check_tasks(pair: Pair) -> LmEvalTasks | None:
     """
     own = [planned for planned in pair.tasks if planned.items is not None]
     if own:
-        from compress.measure.prompts import check_task
+        from compress.measure.tasks.prompts import check_task
         from compress.model.load import load_tokenizer
 
         tokenizer = load_tokenizer(pair.original.folder, trust_remote_code=pair.trust_remote_code)
@@ -54,8 +54,8 @@ def check_tasks(pair: Pair) -> LmEvalTasks | None:
     foreign = [planned.task.source or planned.task.name for planned in pair.tasks if planned.items is None]
     if not foreign:
         return None
-    from compress.measure.lm_eval_check import check_lm_eval, quiet
-    from compress.measure.lm_eval_items import check_settings
+    from compress.measure.tasks.lm_eval_check import check_lm_eval, quiet
+    from compress.measure.tasks.lm_eval_items import check_settings
 
     checked = check_lm_eval(foreign, trust_remote_code=pair.trust_remote_code)
     with quiet(trusted=checked.trusted):
@@ -142,15 +142,15 @@ def _fidelity(
 def _tasks(
     pair: Pair, original: PreTrainedModel, result: PreTrainedModel, foreign: LmEvalTasks | None, answers: Answers
 ) -> None:
-    from compress.measure.accuracy import task_measurements
-    from compress.measure.tasks import task_records
+    from compress.measure.tasks.accuracy import task_measurements
+    from compress.measure.tasks.answers import task_records
     from compress.model.load import load_tokenizer
 
     tokenizer = load_tokenizer(pair.original.folder, trust_remote_code=pair.trust_remote_code)
     found: list[TaskPairs] = []
     for planned in pair.tasks:
         if planned.items is not None:
-            from compress.measure.scoring import answer_task
+            from compress.measure.tasks.scoring import answer_task
 
             scoring = _scoring(planned.task)
             found.append(answer_task(original, result, tokenizer, planned.items, scoring, pair.progress))
@@ -170,7 +170,7 @@ def _of_lm_eval(
     progress: Progress,
 ) -> list[TaskPairs]:
     """The task's answers, under the name that the recipe gives it; the tasks of a group keep their own."""
-    from compress.measure.lm_eval_tasks import answer_lm_eval
+    from compress.measure.tasks.lm_eval_tasks import answer_lm_eval
 
     task = planned.task
     found = answer_lm_eval(
@@ -188,7 +188,7 @@ def _of_lm_eval(
 
 
 def _scoring(task: Any) -> Any:
-    from compress.measure.prompts import Scoring
+    from compress.measure.tasks.prompts import Scoring
 
     given = {"prompt": task.prompt, "new_tokens": task.new_tokens, "stop": task.stop}
     return Scoring(**given) if task.metric is None else Scoring(metric=task.metric, **given)

@@ -10,7 +10,7 @@ from compress.pipeline.answers import Answers
 from compress.records import Measurement, TaskRecord
 
 if TYPE_CHECKING:
-    from compress.measure.latency import Timed
+    from compress.measure.latency.measuring import Timed
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from compress.pipeline.timing import time_models
 from compress.report.schema import Report
 
 if TYPE_CHECKING:
-    from compress.measure.latency import Timed
+    from compress.measure.latency.measuring import Timed
 
 
 def timed_report(

@@ -8,8 +8,8 @@ from compress.pipeline.pair import Pair, timed_loader
 from compress.records import Measurement
 
 if TYPE_CHECKING:
-    from compress.measure.latency import Timed
-    from compress.measure.latency_settings import Variant
+    from compress.measure.latency.measuring import Timed
+    from compress.measure.latency.settings import Variant
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 MOST_MEMORY = 0.8  # share of the free memory that the benchmark's processes may fill together
@@ -23,8 +23,8 @@ def time_models(pair: Pair) -> Timed | None:
         return None
     import torch
 
-    from compress.measure.latency import measure_latency
-    from compress.measure.latency_settings import Stop, Workload
+    from compress.measure.latency.measuring import measure_latency
+    from compress.measure.latency.settings import Stop, Workload
 
     variants, originals = _variants(pair)
     decodes = pair.kind == "decoder"
@@ -60,7 +60,7 @@ def _variants(pair: Pair) -> tuple[list[Variant], list[str]]:
 
     Where memory is short only float32 is compared.
     """
-    from compress.measure.latency_settings import Variant
+    from compress.measure.latency.settings import Variant
 
     dtypes = ["float32", "bfloat16"]
     if pair.cast == "float16":

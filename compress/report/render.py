@@ -21,7 +21,7 @@ class Format:
 
 def report_html(report: Report) -> str:
     """The page; its charts import matplotlib, so only who asks for it pays."""
-    from compress.report.html import report_html as page
+    from compress.report.html.page import report_html as page
 
     return page(report)
 

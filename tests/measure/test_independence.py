@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compress.measure.independence import dependent_quantile, independent_count
+from compress.measure.latency.independence import dependent_quantile, independent_count
 from compress.measure.statistics import order_statistic_quantile
 
 

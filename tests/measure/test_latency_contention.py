@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import Machine, run, steady
 
-from compress.measure.contention import (
+from compress.measure.latency.contention import (
     MOST_LEFT_OUT,
     contended,
     cpu_quota,
@@ -19,8 +19,8 @@ from compress.measure.contention import (
     machine_state,
     observe,
 )
-from compress.measure.pinning import pin
-from compress.measure.schedule import Round, Sample, left_out, quiet
+from compress.measure.latency.pinning import pin
+from compress.measure.latency.schedule import Round, Sample, left_out, quiet
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from simulated import ENCODER, Machine, measurements, one, run, steady, timing_of
 
-from compress.measure.contention import held_up_seconds
-from compress.measure.latency_figures import latency_measurements, load_measurements
-from compress.measure.latency_raw import LatencyRaw, Loaded
-from compress.measure.latency_settings import Variant, Workload
-from compress.measure.schedule import Run, Sample, run_protocol
+from compress.measure.latency.contention import held_up_seconds
+from compress.measure.latency.figures import latency_measurements, load_measurements
+from compress.measure.latency.raw import LatencyRaw, Loaded
+from compress.measure.latency.schedule import Run, Sample, run_protocol
+from compress.measure.latency.settings import Variant, Workload
 from compress.metrics import METRICS
 from compress.progress import Silent
 

@@ -16,9 +16,9 @@ import torch
 from tiny import tiny_bert, tiny_gpt2, tiny_llama, tiny_opt
 
 from compress.errors import BrokenResultError, CompressError, MissingResourceError, UsageError
-from compress.measure import worker
-from compress.measure.children import ask, children
-from compress.measure.latency import Stop, Timed, Variant, Workload, measure_latency
+from compress.measure.latency import worker
+from compress.measure.latency.children import ask, children
+from compress.measure.latency.measuring import Stop, Timed, Variant, Workload, measure_latency
 from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original
 from compress.progress import Silent
@@ -231,7 +231,7 @@ def test_children_end_with_their_parent_whatever_happens() -> None:
     assert started[0].process.poll() == -signal.SIGKILL
     # A parent that is killed itself leaves a closed pipe behind.
     alone = subprocess.run(
-        [sys.executable, "-m", "compress.measure.worker", "--threads", "1", "--parent", str(os.getpid())],
+        [sys.executable, "-m", "compress.measure.latency.worker", "--threads", "1", "--parent", str(os.getpid())],
         stdin=subprocess.DEVNULL,
         cwd=Path(__file__).parents[2],
         timeout=120,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulated import ORIGINAL, RESULT, Machine, measurements, one, run, steady
 
-from compress.measure.schedule import Sample, interleave, is_stable, log_ratios, values_of, warm_up
+from compress.measure.latency.schedule import Sample, interleave, is_stable, log_ratios, values_of, warm_up
 
 
 def test_two_slow_first_calls_leave_the_median_alone() -> None:

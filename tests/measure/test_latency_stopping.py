@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from simulated import Machine, measurements, one, run, steady, timing_of
 
-from compress.measure.schedule import Round, Run, Sample
-from compress.measure.stopping import Known, enough_at, is_look, least_known, noise_of, rounds_needed
+from compress.measure.latency.schedule import Round, Run, Sample
+from compress.measure.latency.stopping import Known, enough_at, is_look, least_known, noise_of, rounds_needed
 
 BOTH = [(1, 0)]
 

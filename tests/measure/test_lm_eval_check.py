@@ -10,7 +10,7 @@ import pytest
 from lm_eval_files import CHOICES, rows, write
 
 from compress.errors import MissingResourceError, UsageError
-from compress.measure.lm_eval_check import check_lm_eval
+from compress.measure.tasks.lm_eval_check import check_lm_eval
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def test_local_data_wait_for_no_network(tmp_path: Path) -> None:
         "import socket, sys\n"
         "def refuse(*_): raise SystemExit('connects')\n"
         "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
-        "from compress.measure.lm_eval_check import check_lm_eval\n"
+        "from compress.measure.tasks.lm_eval_check import check_lm_eval\n"
         f"print(len(check_lm_eval([{str(file)!r}]).tasks))\n"
     )
     environment = {key: value for key, value in os.environ.items() if "OFFLINE" not in key}

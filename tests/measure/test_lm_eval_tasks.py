@@ -15,11 +15,11 @@ from lm_eval_files import CHOICES, rows, write
 
 from compress.data.tasks import read_task
 from compress.errors import BrokenResultError, UsageError
-from compress.measure.lm_eval_check import check_lm_eval, quiet
-from compress.measure.lm_eval_tasks import answer_lm_eval
-from compress.measure.prompts import Scoring
-from compress.measure.scoring import answer_task
-from compress.measure.tasks import TaskPairs
+from compress.measure.tasks.answers import TaskPairs
+from compress.measure.tasks.lm_eval_check import check_lm_eval, quiet
+from compress.measure.tasks.lm_eval_tasks import answer_lm_eval
+from compress.measure.tasks.prompts import Scoring
+from compress.measure.tasks.scoring import answer_task
 from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original
 from compress.progress import Silent

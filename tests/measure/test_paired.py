@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.measure.paired import (
+from compress.measure.statistics import MEAN_DRAWS, Estimate
+from compress.measure.tasks.paired import (
     Clusters,
     cluster,
     constant_mean,
@@ -19,7 +20,6 @@ from compress.measure.paired import (
     resampled_sums,
     score_drop,
 )
-from compress.measure.statistics import MEAN_DRAWS, Estimate
 from compress.records import Interval
 
 

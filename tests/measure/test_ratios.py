@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from compress.measure.ratios import MOST_ROUNDS, RANKS_FROM_ROUNDS, paired_ratio
+from compress.measure.latency.ratios import MOST_ROUNDS, RANKS_FROM_ROUNDS, paired_ratio
 
 
 def rng(seed: int = 0) -> np.random.Generator:

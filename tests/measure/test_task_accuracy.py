@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.measure.accuracy import task_measurements
-from compress.measure.paired import mcnemar_p, score_drop
-from compress.measure.tasks import ItemAnswer, ItemPair, TaskPairs, decided, task_records
+from compress.measure.tasks.accuracy import task_measurements
+from compress.measure.tasks.answers import ItemAnswer, ItemPair, TaskPairs, decided, task_records
+from compress.measure.tasks.paired import mcnemar_p, score_drop
 from compress.metrics import METRICS
 from compress.power import detectable_drop
 from compress.records import Measurement

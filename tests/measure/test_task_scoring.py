@@ -13,9 +13,9 @@ import transformers
 
 from compress.data.tasks import TaskSet, read_task
 from compress.errors import BrokenResultError, UsageError
-from compress.measure.prompts import Scoring, check_task, encode_pair, labels_of
-from compress.measure.scoring import answer_task
-from compress.measure.tasks import TaskPairs
+from compress.measure.tasks.answers import TaskPairs
+from compress.measure.tasks.prompts import Scoring, check_task, encode_pair, labels_of
+from compress.measure.tasks.scoring import answer_task
 from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original
 from compress.progress import Silent
@@ -118,7 +118,7 @@ def test_every_architecture_scores_as_without_a_cache(name: str, tmp_path: Path)
 
 def test_batches_of_few_choices_change_nothing(original: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = answered(original, original, choices(tmp_path))
-    monkeypatch.setattr("compress.measure.scoring.LOGIT_BYTES", 1)
+    monkeypatch.setattr("compress.measure.tasks.scoring.LOGIT_BYTES", 1)
     apart = answered(original, original, choices(tmp_path))
     for one, another in zip(whole.items, apart.items, strict=True):
         assert one.original.loglikelihoods == pytest.approx(another.original.loglikelihoods, abs=1e-9)

@@ -17,8 +17,8 @@ from sample_report import generation, sample_report, task_figures, task_record
 from compress.metrics import METRICS
 from compress.recipe.gates import parse_gate
 from compress.records import Interval, Measurement
-from compress.report.compare import compare
-from compress.report.html import report_html
+from compress.report.comparison.compare import compare
+from compress.report.html.page import report_html
 from compress.report.render import FORMATS
 from compress.report.schema import Report
 from compress.report.text import report_text

@@ -8,8 +8,8 @@ from rich_report import rich_report
 from sample_report import around, fidelity, latency, paired, sample_report
 
 from compress.records import Measurement
-from compress.report.charts import COLOURS, Box, tradeoff_svg
-from compress.report.tradeoff import Point, Quality, Tradeoff, Value, tradeoff
+from compress.report.html.charts import COLOURS, Box, tradeoff_svg
+from compress.report.html.tradeoff import Point, Quality, Tradeoff, Value, tradeoff
 
 
 def value(number: float, half: float = 0.0) -> Value:

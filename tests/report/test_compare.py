@@ -7,7 +7,7 @@ import pytest
 from sample_report import GATES, moved, sample_report, task_report
 
 from compress.errors import UsageError
-from compress.report.compare import Comparison, MetricChange, compare, parse_tolerances
+from compress.report.comparison.compare import Comparison, MetricChange, compare, parse_tolerances
 from compress.report.schema import IntervalPart, Report
 
 

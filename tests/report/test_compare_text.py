@@ -6,8 +6,8 @@ import json
 from rich.console import Console
 from sample_report import moved, sample_report, task_report
 
-from compress.report.compare import Comparison, compare
-from compress.report.compare_text import MARKER, compare_json, compare_markdown, compare_text
+from compress.report.comparison.compare import Comparison, compare
+from compress.report.comparison.text import MARKER, compare_json, compare_markdown, compare_text
 
 
 def worse() -> Comparison:

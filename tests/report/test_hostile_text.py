@@ -17,9 +17,9 @@ from ruamel.yaml import YAML
 from compress.cli.terminal import Terminal, drawn
 from compress.report.card import model_card
 from compress.report.clean import defused, visible
-from compress.report.compare import Comparison, compare
-from compress.report.compare_text import compare_json, compare_markdown, compare_text
-from compress.report.html import report_html
+from compress.report.comparison.compare import Comparison, compare
+from compress.report.comparison.text import compare_json, compare_markdown, compare_text
+from compress.report.html.page import report_html
 from compress.report.render import FORMATS
 from compress.report.schema import Report
 from compress.report.text import report_text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich_report import LONG_QUESTION, OPEN, PASSING, TASK_GATES, eval_report, rich_report
 from sample_report import sample_report
 
-from compress.report.html import report_html
+from compress.report.html.page import report_html
 from compress.report.schema import Report
 from compress.report.views import gate_rows, measured
 
@@ -229,10 +229,10 @@ def test_long_words_and_no_words() -> None:
 FRESH = """
 import hashlib, sys
 sys.path.insert(0, {here!r})
-import compress.report.html
+import compress.report.html.page
 assert "matplotlib" not in sys.modules, "matplotlib is imported before it is needed"
 from rich_report import rich_report
-text = compress.report.html.report_html(rich_report())
+text = compress.report.html.page.report_html(rich_report())
 assert "matplotlib.pyplot" not in sys.modules, "pyplot keeps global state"
 print(hashlib.sha256(text.encode()).hexdigest())
 """

@@ -8,7 +8,7 @@ from sample_report import layer_records
 
 from compress.records import LayerRecord, StepRecord
 from compress.report.build import step_part
-from compress.report.layer_strip import FAINTEST, Cell, Strip, strips
+from compress.report.html.layer_strip import FAINTEST, Cell, Strip, strips
 
 
 def strip_of(layers: list[LayerRecord]) -> Strip:

@@ -16,7 +16,7 @@ from PIL import Image
 from rich_report import OPEN, PASSING, TASK_GATES, eval_report, rich_report
 from sample_report import sample_report
 
-from compress.report.html import report_html
+from compress.report.html.page import report_html
 from compress.report.schema import Report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

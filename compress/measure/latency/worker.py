@@ -1,4 +1,4 @@
-"""The process that loads one model and times it: `python -m compress.measure.worker --threads N --parent PID`.
+"""The process that loads one model and times it: `python -m compress.measure.latency.worker --threads N --parent PID`.
 
 Reads one JSON request per line on stdin and answers each with one JSON line on stdout; ends when stdin does,
 and on Linux at any moment at which the parent ends.
@@ -27,8 +27,8 @@ from torch import Tensor
 
 import compress
 from compress.errors import BrokenResultError, CompressError, UsageError
-from compress.measure.contention import observe
-from compress.measure.pinning import pin
+from compress.measure.latency.contention import observe
+from compress.measure.latency.pinning import pin
 from compress.orphans import die_with_parent
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from compress.measure.latency_settings import Workload
-from compress.measure.schedule import Round, Run, Sample, left_out
+from compress.measure.latency.schedule import Round, Run, Sample, left_out
+from compress.measure.latency.settings import Workload
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from compress.data.tasks import TaskItem, TaskSet
 from compress.errors import BrokenResultError
-from compress.measure.prompts import Encoded, Scoring, check_task, label_index, labels_of
-from compress.measure.tasks import ItemAnswer, ItemPair, TaskPairs, decided
+from compress.measure.tasks.answers import ItemAnswer, ItemPair, TaskPairs, decided
+from compress.measure.tasks.prompts import Encoded, Scoring, check_task, label_index, labels_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,4 +1,4 @@
-"""The parent's side of `compress.measure.worker`: starts the processes, asks them, and always ends them."""
+"""The parent's side of `compress.measure.latency.worker`: starts the processes, asks them, and always ends them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,15 @@ def _running(label: str, threads: int) -> Iterator[Child]:
     count = {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "MKL", "OPENBLAS")}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "compress.measure.worker", "--threads", str(threads), "--parent", str(os.getpid())],
+            [
+                sys.executable,
+                "-m",
+                "compress.measure.latency.worker",
+                "--threads",
+                str(threads),
+                "--parent",
+                str(os.getpid()),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

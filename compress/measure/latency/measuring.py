@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from compress.errors import UsageError
-from compress.measure.children import Child, ask, children
-from compress.measure.contention import machine_state
-from compress.measure.latency_figures import Timing, latency_measurements, load_measurements, reported_pairs
-from compress.measure.latency_raw import LatencyRaw, Loaded
-from compress.measure.latency_settings import Stop, Variant, Workload, check_settings
-from compress.measure.schedule import Run, Sample, left_out, never, run_protocol
-from compress.measure.stopping import enough_at, noise_of
+from compress.measure.latency.children import Child, ask, children
+from compress.measure.latency.contention import machine_state
+from compress.measure.latency.figures import Timing, latency_measurements, load_measurements, reported_pairs
+from compress.measure.latency.raw import LatencyRaw, Loaded
+from compress.measure.latency.schedule import Run, Sample, left_out, never, run_protocol
+from compress.measure.latency.settings import Stop, Variant, Workload, check_settings
+from compress.measure.latency.stopping import enough_at, noise_of
 from compress.progress import Progress
 from compress.records import Measurement
 

@@ -14,9 +14,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compress.measure.independence import dependent_quantile, independent_count
-from compress.measure.ratios import paired_ratio
-from compress.measure.schedule import Enough, Round, log_ratios, quiet, values_of
+from compress.measure.latency.independence import dependent_quantile, independent_count
+from compress.measure.latency.ratios import paired_ratio
+from compress.measure.latency.schedule import Enough, Round, log_ratios, quiet, values_of
 from compress.measure.statistics import Estimate
 
 FIRST_LOOK, GROWTH, LOOK_LEVEL = 12, 1.5, 0.99

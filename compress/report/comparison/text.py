@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from compress.report.clean import cleaned, defused_json
-from compress.report.compare import Comparison, GateChange, MetricChange
+from compress.report.comparison.compare import Comparison, GateChange, MetricChange
 from compress.report.digits import NOT_MEASURED, interval_decimals, quantity, span
 from compress.report.markdown_text import Code, cell, prose, shortened
 from compress.report.summary import signed

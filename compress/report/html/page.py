@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from compress.report.charts import tradeoff_svg
 from compress.report.clean import defused_markup, visible
 from compress.report.digits import NOT_MEASURED, quantity, significant
-from compress.report.html_rows import (
+from compress.report.html.charts import tradeoff_svg
+from compress.report.html.layer_strip import scheme_of, strips
+from compress.report.html.rows import (
     definitions,
     first_rows,
     further_rows,
@@ -16,13 +17,12 @@ from compress.report.html_rows import (
     recipe_yaml,
     speed_views,
 )
-from compress.report.html_views import gate_views, headline_parts, split_interval, task_views
-from compress.report.layer_strip import scheme_of, strips
+from compress.report.html.tradeoff import Tradeoff, tradeoff
+from compress.report.html.views import gate_views, headline_parts, split_interval, task_views
 from compress.report.layer_views import layers, left_alone, worst_layers
 from compress.report.markdown import proof_rows
 from compress.report.schema import LayerPart, Report
 from compress.report.summary import summary
-from compress.report.tradeoff import Tradeoff, tradeoff
 
 MARKS = {"PASS": "\u2713", "FAIL": "\u2717", "INCONCLUSIVE": "?"}
 CHART_SIZES = {"wide": (900, 430), "narrow": (350, 400)}

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from compress.measure.independence import dependent_quantile, independent_count
-from compress.measure.latency_raw import Loaded
-from compress.measure.latency_settings import TIMES, Variant, Workload
-from compress.measure.ratios import paired_ratio
-from compress.measure.schedule import CPU, Round, Run, log_ratios, quiet, values_of
+from compress.measure.latency.independence import dependent_quantile, independent_count
+from compress.measure.latency.ratios import paired_ratio
+from compress.measure.latency.raw import Loaded
+from compress.measure.latency.schedule import CPU, Round, Run, log_ratios, quiet, values_of
+from compress.measure.latency.settings import TIMES, Variant, Workload
 from compress.measure.statistics import Estimate, carries_percentile, count_for_percentile
 from compress.records import Measurement
 

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compress.measure.paired import (
+from compress.measure.statistics import Estimate, FloatArray, from_draws
+from compress.measure.tasks.answers import ItemPair, TaskPairs
+from compress.measure.tasks.paired import (
     Clusters,
     cluster,
     constant_mean,
@@ -27,8 +29,6 @@ from compress.measure.paired import (
     resampled_sums,
     score_drop,
 )
-from compress.measure.statistics import Estimate, FloatArray, from_draws
-from compress.measure.tasks import ItemPair, TaskPairs
 from compress.records import Interval, Measurement
 
 ORIGINAL, RESULT, PAIRED = "original", "result", "result/original"

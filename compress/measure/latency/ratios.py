@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.stats
 
-from compress.measure.independence import independent_count
+from compress.measure.latency.independence import independent_count
 from compress.measure.statistics import Estimate, FloatArray
 from compress.records import Interval
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from compress.measure.contention import Seconds, contended, held_up_seconds
+from compress.measure.latency.contention import Seconds, contended, held_up_seconds
 from compress.progress import Progress
 
 CPU = "cpu"

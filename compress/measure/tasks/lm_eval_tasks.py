@@ -18,9 +18,9 @@ import torch
 
 from compress.data.tasks import TaskKind
 from compress.errors import UsageError
-from compress.measure.lm_eval_check import LmEvalTasks, quiet
-from compress.measure.lm_eval_items import check_settings, expected_text, right_of
-from compress.measure.tasks import ItemAnswer, ItemPair, TaskPairs, decided
+from compress.measure.tasks.answers import ItemAnswer, ItemPair, TaskPairs, decided
+from compress.measure.tasks.lm_eval_check import LmEvalTasks, quiet
+from compress.measure.tasks.lm_eval_items import check_settings, expected_text, right_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -93,7 +93,7 @@ def _samples(
     """lm-eval's samples of one task and one model."""
     import lm_eval
 
-    from compress.measure.lm_eval_model import WholeItems
+    from compress.measure.tasks.lm_eval_model import WholeItems
 
     count, done = max(1, len(task.eval_docs) if chosen is None else len(chosen)), 0.0
 

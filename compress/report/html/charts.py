@@ -14,7 +14,7 @@ from math import hypot, pi, sqrt
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from compress.report.tradeoff import Point, Tradeoff
+from compress.report.html.tradeoff import Point, Tradeoff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
