@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,6 +11,7 @@ from compress.cli.boundary import Done
 from compress.cli.options import Json, Quiet, Verbose, finish
 from compress.cli.results import OutputFile, show_or_write
 from compress.cli.terminal import Terminal
+from compress.errors import UsageError
 
 
 def report(
@@ -36,6 +38,8 @@ def report(
         from compress.report.text import report_text
 
         found = read_report(path)
+        if output is not None and Path(output).resolve() == report_file(path).resolve():
+            raise UsageError(f"{output}: is the report itself.", hint="Give another file with -o.")
         shown: Any = report_text(found, report_path=path) if format == "text" else FORMATS[format].render(found)
         show_or_write(terminal, shown, output)
         return Done(

@@ -30,5 +30,5 @@ def check_finite(checkpoint: Checkpoint, progress: Progress) -> None:
         more = f"\n  ... and {len(broken) - SHOWN} more tensors" if len(broken) > SHOWN else ""
         raise BrokenResultError(
             f"{checkpoint.source}: weights are NaN or infinite:\n" + "\n".join(broken[:SHOWN]) + more,
-            hint="The source checkpoint is broken; nothing was written.",
+            hint="This checkpoint is broken; nothing was written.",
         )

@@ -12,6 +12,7 @@ from compress import __version__
 from compress.errors import MissingResourceError, UsageError
 from compress.output import REPORT_FOLDER
 from compress.report.clean import single_line, visible
+from compress.report.rejudge import contradictions
 from compress.report.schema import SCHEMA_VERSION, Report
 
 FILE = "report.json"
@@ -31,9 +32,13 @@ def read_report(path: str | Path) -> Report:
     data = parsed(file)
     check_version(file, data)
     try:
-        return Report.model_validate(data)
+        report = Report.model_validate(data)
     except ValidationError as error:
         raise UsageError(faults(file, error), hint=WAY_OUT) from None
+    if wrong := contradictions(report):
+        lines = [f"{shown(file)}: the report contradicts itself: {fault}" for fault in wrong[:LISTED]]
+        raise UsageError(visible("\n".join(lines)), hint=WAY_OUT)
+    return report
 
 
 def report_file(path: str | Path) -> Path:

@@ -14,7 +14,7 @@ from compress.report.schema import Report, report_json
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
-    reports = {"before": sample_report(), "after": moved(sample_report(), "kl.mean", 0.02)}
+    reports = {"before": sample_report(gates=()), "after": moved(sample_report(gates=()), "kl.mean", 0.02)}
     return written(tmp_path / "before.json", reports["before"]), written(tmp_path / "after.json", reports["after"])
 
 

@@ -302,7 +302,10 @@ def _errors(name: str) -> Iterator[None]:
             hint="check the connection and `dataset_path`; without a connection the data must be local or in the cache",
         ) from error
     except Exception as error:
-        raise UsageError(f"{name}: lm-eval cannot use this task ({type(error).__name__}: {_brief(error)})") from error
+        raise UsageError(
+            f"{name}: lm-eval cannot use this task ({type(error).__name__}: {_brief(error)})",
+            hint="check the task's file against its data: `doc_to_text`, `doc_to_choice`, `doc_to_target`",
+        ) from error
 
 
 def _brief(error: BaseException) -> str:
