@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from compress.errors import MissingResourceError
 from compress.pipeline.pair import Pair, timed_loader
 from compress.records import Measurement
 
@@ -26,6 +27,7 @@ def time_models(pair: Pair) -> Timed | None:
     from compress.measure.latency.measuring import measure_latency
     from compress.measure.latency.settings import Stop, Workload
 
+    _check_memory(pair)
     variants, originals = _variants(pair)
     decodes = pair.kind == "decoder"
     combinations = dict.fromkeys((p, n if decodes else None, b) for p, n, b in bench.combinations)
@@ -75,6 +77,27 @@ def _variants(pair: Pair) -> tuple[list[Variant], list[str]]:
         own = [pair.cast] if pair.cast in dtypes else dtypes  # a cast runs in its dtype, a quantized model in each
         variants += [Variant(f"result {dtype}", pair.result.folder, loader, dtype) for dtype in own]
     return variants, originals
+
+
+def _check_memory(pair: Pair) -> None:
+    """Refuses prompts that cannot be: one layer's activations in float32 alone would fill the memory.
+
+    Raises:
+        MissingResourceError: with what they need at least.
+    """
+    import psutil
+
+    bench, width = pair.asked.bench, pair.original.config.get("hidden_size") or pair.original.config.get("n_embd")
+    if bench is None or not isinstance(width, int):
+        return
+    needed = max(bench.batch) * max(bench.prompt) * width * 4 * BYTES_PER_VALUE["float32"]  # four live tensors
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise MissingResourceError(
+            f"a batch of {max(bench.batch)} prompts of {max(bench.prompt)} tokens needs more than "
+            f"{needed / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free.",
+            hint="Lower the batch or the prompt of the benchmark.",
+        )
 
 
 def _fits(pair: Pair, dtypes: list[str]) -> bool:

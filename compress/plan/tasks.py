@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from compress.data.tasks import TaskSet, read_task
+from compress.errors import MissingResourceError
 from compress.model.anatomy import Kind
 from compress.power import USUAL_FLIPS, detectable_drop, items_to_pass
 from compress.recipe.comparison import Comparison
@@ -62,11 +64,20 @@ def plan_tasks(asked: Asked, kind: Kind) -> tuple[PlannedTask, ...]:
     for task in asked.evaluate.tasks:
         most = task.items if task.items is not None else default
         items = read_task(task.source, name=task.name, kind=task.kind, items=most) if task.ours else None
+        if not task.ours and task.source is not None and not _is_file(task.source):
+            raise MissingResourceError(f"there is no task file {task.source}", hint="check the path")
         planned.append(PlannedTask(task, most, items))
     faults = _foreign(planned, kind) + _unknown(asked, planned)
     if faults:
         raise asked.error(faults)
     return tuple(planned)
+
+
+def _is_file(source: str) -> bool:
+    try:
+        return Path(source).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):  # a name too long, `~somebody` who is not here, a NUL
+        return False
 
 
 def powers(asked: Asked, planned: Sequence[PlannedTask]) -> tuple[Power, ...]:

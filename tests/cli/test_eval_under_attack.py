@@ -164,3 +164,10 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(model: Path) ->
     done = compress("eval", model, model, *QUICK, "-o", "/dev/null/x")
     assert done.returncode in (2, 9)
     assert "fidelity" not in done.stderr
+
+
+def test_prompts_that_no_memory_holds_are_refused_at_once(model: Path) -> None:
+    done = compress("bench", model, "--budget", "2s", "--prompt", "1000", "--new-tokens", "4", "--batch", "10000000")
+    assert done.returncode == 9
+    assert "needs more than" in done.stderr
+    assert "latency" not in done.stderr

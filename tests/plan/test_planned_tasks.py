@@ -78,6 +78,8 @@ def test_a_gate_on_a_task_that_is_not_there(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(MissingResourceError, match=r"nothing\.jsonl"):
         plan_tasks(asked([str(tmp_path / "nothing.jsonl")]), "decoder")
+    with pytest.raises(MissingResourceError, match=r"nothing\.yaml"):
+        plan_tasks(asked([str(tmp_path / "nothing.yaml")]), "decoder")
 
 
 def test_gates_on_accuracy_need_a_task() -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -19,8 +20,9 @@ from compress.recipe.gates import parse_gate
 from compress.records import Interval, Measurement
 from compress.report.comparison.compare import compare
 from compress.report.html.page import report_html
+from compress.report.read import read_report
 from compress.report.render import FORMATS
-from compress.report.schema import Report
+from compress.report.schema import Report, report_json
 from compress.report.text import report_text
 from compress.verdict import Outcome, judge
 
@@ -68,6 +70,13 @@ def reports() -> list[Report]:
 def test_the_reports_cover_every_end(reports: list[Report]) -> None:
     ends = {(report.verdict.outcome, report.verdict.exit_code) for report in reports}
     assert ends == {("PASS", 0), ("FAIL", 3), ("INCONCLUSIVE", 4), ("INCONCLUSIVE", 8)}
+
+
+def test_what_was_written_is_read_again_and_judged_the_same(reports: list[Report], tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    for report in reports:
+        path.write_text(report_json(report), encoding="utf-8")
+        assert read_report(path) == report
 
 
 def test_all_forms_tell_one_verdict(reports: list[Report]) -> None:
