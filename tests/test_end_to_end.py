@@ -20,7 +20,21 @@ from compress.recipe.schema import Recipe
 from compress.scheme import TARGETS
 from compress.verdict import JUDGED_SUBJECTS
 
-MODELS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt", "gpt2", "bert"]
+MODELS = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "olmo2",
+    "phi3",
+    "gpt_neox",
+    "gemma2",
+    "gemma3",
+    "opt",
+    "gpt2",
+    "bert",
+]
 PAIRS = [(target.name, name) for target in TARGETS.values() for name in target.formats]
 EVERY_TIME = {("int4", "compressed-tensors"), ("int8", "compressed-tensors")}
 WORST_KL = {"int4": 0.06, "int8": 0.004, "int8-weight": 0.001, "fp16": 1e-5, "bf16": 1e-3}

@@ -163,6 +163,40 @@ def tiny_qwen3(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0,
     return _decoder(folder, transformers.Qwen3Config(**_llama_like(**overrides)), dtype, seed)
 
 
+def tiny_smollm3(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
+    return _decoder(folder, transformers.SmolLM3Config(**_llama_like(pad_token_id=None) | overrides), dtype, seed)
+
+
+def tiny_olmo2(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
+    return _decoder(folder, transformers.Olmo2Config(**_llama_like(pad_token_id=None) | overrides), dtype, seed)
+
+
+def tiny_phi3(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
+    """q, k and v in one layer, gate and up in another."""
+    fields = _llama_like(pad_token_id=None) | overrides
+    del fields["head_dim"]
+    return _decoder(folder, transformers.Phi3Config(**fields), dtype, seed)
+
+
+def tiny_gpt_neox(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
+    """Attention and MLP side by side, biases everywhere, q, k and v in one layer."""
+    fields = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 256,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.1,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    } | overrides
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.GPTNeoXConfig(**fields))
+    _randomize_biases(model)
+    return save(model, folder, dtype=dtype)
+
+
 def tiny_gemma(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
     fields = _llama_like(tie_word_embeddings=True) | overrides
     return _decoder(folder, transformers.GemmaConfig(**fields), dtype, seed)

@@ -73,6 +73,18 @@ _BERT = (
     ("intermediate.dense", "intermediate"),
     ("output.dense", "output"),
 )
+_PHI3 = (
+    ("self_attn.qkv_proj", "qkv"),
+    ("self_attn.o_proj", "o"),
+    ("mlp.gate_up_proj", "gate_up"),
+    ("mlp.down_proj", "down"),
+)
+_GPT_NEOX = (
+    ("attention.query_key_value", "qkv"),
+    ("attention.dense", "o"),
+    ("mlp.dense_h_to_4h", "fc"),
+    ("mlp.dense_4h_to_h", "proj"),
+)
 _GPT2 = (("attn.c_attn", "qkv"), ("attn.c_proj", "o"), ("mlp.c_fc", "fc"), ("mlp.c_proj", "proj"))
 
 
@@ -88,6 +100,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral": _gated("MistralModel"),
     "qwen2": _gated("Qwen2Model"),
     "qwen3": _gated("Qwen3Model"),
+    "smollm3": _gated("SmolLM3Model"),
+    "olmo2": _gated("Olmo2Model", residuals=()),  # its norms come after attention and MLP
+    "phi3": Architecture("decoder", "model", "Phi3Model", "layers", _PHI3, residuals=_ADDED),
     "gemma": _gated("GemmaModel"),
     "gemma2": _gated("Gemma2Model", residuals=()),
     "gemma3_text": _gated("Gemma3TextModel", residuals=()),
@@ -104,6 +119,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         transposed=True,
         residuals=(("o", ""), ("proj", "ln_2")),
     ),
+    "gpt_neox": Architecture("decoder", "gpt_neox", "GPTNeoXModel", "layers", _GPT_NEOX),
     "bert": Architecture(
         "encoder",
         "bert",

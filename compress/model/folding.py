@@ -82,6 +82,8 @@ def _gated(before_attention: str, before_mlp: str, *, plus_one: bool) -> dict[st
 _LLAMA = _gated("input_layernorm", "post_attention_layernorm", plus_one=False)
 _GEMMA = _gated("input_layernorm", "post_attention_layernorm", plus_one=True)
 _GEMMA2 = _gated("input_layernorm", "pre_feedforward_layernorm", plus_one=True)
+_OLMO2 = {name: _LLAMA[name] for name in ("o", "down")}  # no norm stands before the others
+_PHI3 = {name: _LLAMA[name] for name in ("qkv", "gate_up")}  # v and up are rows of the fused layers
 _PRE_NORM = (("do_layer_norm_before", True),)
 _OPT = {
     "qkv": Entry("norm", "self_attn_layer_norm", needs=_PRE_NORM),
@@ -101,6 +103,9 @@ FOLDING: dict[str, Mapping[str, Entry]] = {
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "smollm3": _LLAMA,
+    "olmo2": _OLMO2,
+    "phi3": _PHI3,
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA2,

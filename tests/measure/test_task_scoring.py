@@ -105,7 +105,10 @@ def test_choices_against_a_slow_reference(metric: Any, original: Any, other: Any
     assert all(pair.original.margin != pair.result.margin for pair in found.items), "two different models"
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "opt", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    ["mistral", "qwen2", "qwen3", "smollm3", "olmo2", "phi3", "gpt_neox", "gemma", "gemma2", "gemma3", "opt", "gpt2"],
+)
 def test_every_architecture_scores_as_without_a_cache(name: str, tmp_path: Path) -> None:
     """Contexts longer than the sliding windows of 32 too."""
     model = load(getattr(tiny, f"tiny_{name}")(tmp_path / "m"))

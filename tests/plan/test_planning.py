@@ -212,7 +212,10 @@ def test_missing_tensors_are_all_listed(tmp_path: Path) -> None:
         planned(folder)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "opt", "bert"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "phi3", "gpt_neox", "gemma2", "gemma3", "opt", "bert"],
+)
 def test_every_matrix_is_quantized_or_explained(name: str, tmp_path: Path) -> None:
     plan = planned(getattr(tiny, f"tiny_{name}")(tmp_path / "m"))
     layers = {layer.layer.tensor for layer in plan.layers}

@@ -18,7 +18,22 @@ from compress.model.blocks import BlockModel, Call, run_block
 from compress.model.checkpoint import open_checkpoint
 from compress.quantize.passes import PausedPass, Reached, Stop, paused
 
-MODELS = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "opt", "gpt2", "bert"]
+MODELS = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "olmo2",
+    "phi3",
+    "gpt_neox",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "opt",
+    "gpt2",
+    "bert",
+]
 ADDING = [name for name in MODELS if ARCHITECTURES[{"gemma3": "gemma3_text"}.get(name, name)].residuals]
 LENGTHS = (12, 7, 12)
 

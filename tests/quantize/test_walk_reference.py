@@ -11,7 +11,22 @@ from walking import Chosen, Walked, everything, reference, walk, windows
 
 from compress.quantize.gptq import GptqSettings
 
-MODELS = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "opt", "gpt2", "bert"]
+MODELS = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "olmo2",
+    "phi3",
+    "gpt_neox",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "opt",
+    "gpt2",
+    "bert",
+]
 PLAIN = GptqSettings(asymmetric=False, refit_scales=False, local_search=0)
 SETTINGS = {"plain": PLAIN, "all": GptqSettings()}
 
