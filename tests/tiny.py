@@ -269,6 +269,40 @@ def tiny_bert(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, 
     return save(model, folder, dtype=dtype)
 
 
+def tiny_roberta(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
+    """130 positions, of which the padding id and the one before it take two."""
+    fields = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 256,
+        "max_position_embeddings": 130,
+        "initializer_range": 0.1,
+        "pad_token_id": 1,
+    } | overrides
+    torch.manual_seed(seed)
+    model = transformers.RobertaModel(transformers.RobertaConfig(**fields))
+    _randomize_biases(model)
+    return save(model, folder, dtype=dtype)
+
+
+def tiny_distilbert(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, **overrides: Any) -> Path:
+    fields = {
+        "dim": 64,
+        "hidden_dim": 128,
+        "n_layers": 2,
+        "n_heads": 4,
+        "vocab_size": 256,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.1,
+    } | overrides
+    torch.manual_seed(seed)
+    model = transformers.DistilBertModel(transformers.DistilBertConfig(**fields))
+    _randomize_biases(model)
+    return save(model, folder, dtype=dtype)
+
+
 def _randomize_biases(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):

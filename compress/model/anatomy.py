@@ -73,6 +73,14 @@ _BERT = (
     ("intermediate.dense", "intermediate"),
     ("output.dense", "output"),
 )
+_DISTILBERT = (
+    ("attention.q_lin", "qkv"),
+    ("attention.k_lin", "qkv"),
+    ("attention.v_lin", "qkv"),
+    ("attention.out_lin", "o"),
+    ("ffn.lin1", "intermediate"),
+    ("ffn.lin2", "output"),
+)
 _PHI3 = (
     ("self_attn.qkv_proj", "qkv"),
     ("self_attn.o_proj", "o"),
@@ -93,6 +101,11 @@ _ADDED = (("o", ""), ("down", "post_attention_layernorm"))
 
 def _gated(base_class: str, residuals: tuple[tuple[str, str], ...] = _ADDED) -> Architecture:
     return Architecture("decoder", "model", base_class, "layers", _GATED, residuals=residuals)
+
+
+def _bert(base: str, base_class: str) -> Architecture:
+    residuals = (("o", ""), ("output", "intermediate.dense"))
+    return Architecture("encoder", base, base_class, "encoder.layer", _BERT, residuals=residuals)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -120,13 +133,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         residuals=(("o", ""), ("proj", "ln_2")),
     ),
     "gpt_neox": Architecture("decoder", "gpt_neox", "GPTNeoXModel", "layers", _GPT_NEOX),
-    "bert": Architecture(
-        "encoder",
-        "bert",
-        "BertModel",
-        "encoder.layer",
-        _BERT,
-        residuals=(("o", ""), ("output", "intermediate.dense")),
+    "bert": _bert("bert", "BertModel"),
+    "roberta": _bert("roberta", "RobertaModel"),
+    "distilbert": Architecture(
+        "encoder", "distilbert", "DistilBertModel", "transformer.layer", _DISTILBERT, depth="n_layers"
     ),
 }
 

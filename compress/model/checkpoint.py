@@ -64,9 +64,12 @@ class Checkpoint:
 
     @property
     def positions(self) -> int | None:
-        """Longest input in tokens, where the config states one."""
+        """Longest input in tokens, where the config states one. RoBERTa counts from the padding id + 1."""
         stated = self.config.get("max_position_embeddings") or self.config.get("n_positions")
-        return stated if isinstance(stated, int) else None
+        if not isinstance(stated, int):
+            return None
+        first = int(self.config.get("pad_token_id") or 0) + 1 if self.model_type == "roberta" else 0
+        return stated - first
 
     @property
     def weight_bytes(self) -> int:

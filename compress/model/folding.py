@@ -97,6 +97,7 @@ _GPT2 = {
     "fc": Entry("norm", "ln_2"),
 }
 _BERT = {"o": Entry("rows", "attention.self.value", attention=True)}
+_DISTILBERT = {"o": Entry("rows", "attention.v_lin", attention=True)}
 
 FOLDING: dict[str, Mapping[str, Entry]] = {
     "llama": _LLAMA,
@@ -112,6 +113,8 @@ FOLDING: dict[str, Mapping[str, Entry]] = {
     "opt": _OPT,
     "gpt2": _GPT2,
     "bert": _BERT,
+    "roberta": _BERT,
+    "distilbert": _DISTILBERT,
 }
 
 
@@ -162,7 +165,8 @@ def _rows(config: Mapping[str, Any], consumer: LinearLayer, entry: Entry, layer:
         return None
     repeats, head_dim = consumer.width // channels, 1
     if entry.attention:
-        heads = config.get("num_attention_heads", config.get("n_head"))
+        names = ("num_attention_heads", "n_head", "n_heads")
+        heads = next((config[name] for name in names if name in config), None)
         if not isinstance(heads, int) or heads < 1 or consumer.width % heads or heads % repeats:
             return None
         head_dim = consumer.width // heads

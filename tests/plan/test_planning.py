@@ -214,7 +214,22 @@ def test_missing_tensors_are_all_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "phi3", "gpt_neox", "gemma2", "gemma3", "opt", "bert"],
+    [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+        "olmo2",
+        "phi3",
+        "gpt_neox",
+        "gemma2",
+        "gemma3",
+        "opt",
+        "bert",
+        "roberta",
+        "distilbert",
+    ],
 )
 def test_every_matrix_is_quantized_or_explained(name: str, tmp_path: Path) -> None:
     plan = planned(getattr(tiny, f"tiny_{name}")(tmp_path / "m"))

@@ -33,6 +33,8 @@ MODELS = [
     "opt",
     "gpt2",
     "bert",
+    "roberta",
+    "distilbert",
 ]
 ADDING = [name for name in MODELS if ARCHITECTURES[{"gemma3": "gemma3_text"}.get(name, name)].residuals]
 LENGTHS = (12, 7, 12)

@@ -26,6 +26,8 @@ MODELS = [
     "opt",
     "gpt2",
     "bert",
+    "roberta",
+    "distilbert",
 ]
 PLAIN = GptqSettings(asymmetric=False, refit_scales=False, local_search=0)
 SETTINGS = {"plain": PLAIN, "all": GptqSettings()}
@@ -52,7 +54,7 @@ def test_one_pass_equals_whole_models(name: str, settings: str, tmp_path: Path) 
     assert [record.name for record in found.records] == list(found.weights)
 
 
-@pytest.mark.parametrize("name", ["llama", "opt", "gpt2", "bert"])
+@pytest.mark.parametrize("name", ["llama", "opt", "gpt2", "bert", "roberta", "distilbert"])
 @pytest.mark.parametrize("skipped", ["first", "last", "whole groups"])
 def test_members_of_a_group_that_are_skipped(name: str, skipped: str, tmp_path: Path) -> None:
     """The windows stop in front of the first member that is called, whichever is left."""
