@@ -208,13 +208,24 @@ def interruptible_once() -> Iterator[None]:
     Further ones would break the clean-up that it starts. They do nothing from then on, until the process has ended:
     a command that was interrupted has nothing else to do. A signal that was ignored before (nohup) stays ignored.
     """
-    interrupted = False
+    interrupted, last = False, signal.SIGINT
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal interrupted
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted, last
         if not interrupted:
-            interrupted = True
+            interrupted, last = True, signal.Signals(number)
             raise KeyboardInterrupt
+
+    def lost(unraisable: Any) -> None:
+        """Where the signal came during a destructor, Python drops the exception: it is sent again a moment later."""
+        nonlocal interrupted
+        if unraisable.exc_type is not KeyboardInterrupt:
+            reported(unraisable)
+            return
+        interrupted = False
+        again = threading.Timer(0.05, os.kill, (os.getpid(), last))
+        again.daemon = True
+        again.start()
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -224,9 +235,11 @@ def interruptible_once() -> Iterator[None]:
     held = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     for number in held:
         signal.signal(number, interrupt)
+    reported, sys.unraisablehook = sys.unraisablehook, lost
     try:
         yield
     finally:
+        sys.unraisablehook = reported
         # Not before: a process that the clean-up starts would inherit SIG_IGN, but not a function. The interpreter
         # takes functions away as it ends, but not SIG_IGN.
         for number, handler in held.items():

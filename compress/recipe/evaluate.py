@@ -87,6 +87,8 @@ class Task(Section):
         for_ours, for_lm_eval = ("kind", "prompt", "new_tokens", "stop"), ("fewshot",)
         foreign = for_lm_eval if self.ours else for_ours
         given = [name for name in foreign if getattr(self, name) != type(self).model_fields[name].default]
+        if given and self.source is None and self.name.lower().endswith((ROWS, *TASK_FILES)):
+            raise rule(f"`{self.name}` is a file: give it as `source`, and a `name` without its ending")
         if given:
             why = "is for tasks of lm-eval" if self.ours else "is for .jsonl files; the task of lm-eval decides it"
             raise rule(f"`{given[0]}` {why}")

@@ -17,6 +17,10 @@ COMPARED = ("metric", "task", "outcome", "value", "threshold", "level")
 def contradictions(report: Report) -> list[str]:
     """What the gates of a report say and its measurements do not, one line each."""
     measurements = [measurement(part) for part in report.measurements]
+    stated = (report.recipe or {}).get("gates")
+    judged = [part.expression for part in report.verdict.gates]
+    if isinstance(stated, list) and judged != stated:
+        return [f"its recipe asks for the gates {stated}, and {judged} were judged"]
     return [fault for part in report.verdict.gates for fault in _faults(part, measurements)]
 
 

@@ -117,6 +117,8 @@ class VerdictPart(Part):
         worst = next((one for one in ("FAIL", "INCONCLUSIVE") if one in outcomes), "PASS")
         # No gate is worse than passed, but the machine was too noisy or the benchmark did not finish.
         open_end = worst == "PASS" and self.outcome == "INCONCLUSIVE"
+        if self.exit_code == EXIT_NOISY_MACHINE and worst != "PASS":
+            raise ValueError(f"exit code {self.exit_code} stands for noise alone, and a gate is {worst}")
         if self.exit_code not in EXIT_CODES[self.outcome] or (self.outcome != worst and not open_end):
             raise ValueError(
                 f"outcome {self.outcome}, exit code {self.exit_code} and gates (worst: {worst}) contradict each other"

@@ -70,6 +70,8 @@ def test_weights_that_are_not_finite_are_seen_where_no_text_meets_them(model: Pa
         ([*ROWS, ROWS[0] | {"answer": 7}], {}, "document 8"),
         ([row | {"answer": -1} for row in ROWS], {}, "document 0"),
         (ROWS, {"num_fewshot": 500}, "wants 500 examples before each item"),
+        (ROWS, {"num_fewshot": len(ROWS)}, f"wants {len(ROWS)} examples before each item"),
+        (ROWS, {"output_type": "loglikelihood", "doc_to_target": "choices"}, "several right continuations"),
     ],
 )
 def test_tasks_that_nobody_can_answer(
@@ -90,7 +92,7 @@ def test_an_old_verdict_does_not_outlive_a_run_that_fails(model: Path, tmp_path:
     weights["model.norm.weight"][0] = float("inf")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     assert compress("eval", model, broken, *QUICK, "-o", folder).returncode == 10
-    assert list(folder.iterdir()) == []
+    assert list(folder.iterdir()) == []  # the folder was there before
     assert compress("report", folder).returncode == 9
 
 
@@ -156,6 +158,7 @@ def test_a_report_that_was_edited_is_refused(model: Path, tmp_path: Path) -> Non
     refused(verdict=verdict | {"gates": [gate | {"value": 99.0}]})
     refused(verdict=verdict | {"gates": [gate | {"threshold": -5.0}]})
     refused(verdict=verdict | {"gates": [gate | {"expression": "size <= 1MB"}]})
+    refused(verdict=verdict | {"gates": [], "headline": "PASS: no gate was asked, so nothing was judged"})
     measured = report["measurements"]
     refused(measurements=[measured[0] | {"value": "3"}, *measured[1:]])
 
@@ -171,3 +174,37 @@ def test_prompts_that_no_memory_holds_are_refused_at_once(model: Path) -> None:
     assert done.returncode == 9
     assert "needs more than" in done.stderr
     assert "latency" not in done.stderr
+
+
+def test_all_examples_of_another_split_may_be_used(model: Path, tmp_path: Path) -> None:
+    files = {"test": str(tmp_path / "rows.jsonl"), "train": str(tmp_path / "rows.jsonl")}
+    changes = {"dataset_kwargs": {"data_files": files}, "training_split": "train", "fewshot_split": "train"}
+    task = lm_eval_task(tmp_path, ROWS, num_fewshot=len(ROWS), **changes)
+    done = compress("eval", model, model, "--task", task, *QUICK)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_not_ours_beside_the_report_folder_stays(model: Path, tmp_path: Path) -> None:
+    (tmp_path / ".report.lock").write_text("precious")
+    done = compress("eval", model, model, *QUICK, "-o", tmp_path / "report")
+    assert (done.returncode, ".report.lock is in the way" in done.stderr) == (2, True)
+    assert (tmp_path / ".report.lock").read_text() == "precious"
+
+
+def test_the_report_of_a_run_is_not_replaced_by_that_of_an_eval(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    quick = ("--algorithm", "rtn", "--no-bench", "--no-evaluate")
+    assert compress("quantize", model, "--target", "int8", *quick, "-o", output).returncode == 0
+    done = compress("eval", model, output, *QUICK, "-o", output / "report")
+    assert (done.returncode, "lies in a folder that compress wrote" in done.stderr) == (2, True)
+    assert compress("report", output).returncode == 0
+
+
+def test_a_folder_that_was_made_for_nothing_is_removed(model: Path, tmp_path: Path) -> None:
+    broken = tiny.tiny_llama(tmp_path / "broken", max_position_embeddings=1024)
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    before = sorted(tmp_path.iterdir())
+    assert compress("eval", model, broken, *QUICK, "-o", tmp_path / "new" / "report").returncode == 10
+    assert sorted(tmp_path.iterdir()) == before

@@ -77,6 +77,29 @@ def test_further_signals_do_not_break_the_clean_up(first: signal.Signals) -> Non
     assert seen == ["cleaning\n", "True\n", "cleaned up\n", "error: interrupted\n", "leaving\n"]
 
 
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_during_a_destructor_is_not_lost(number: signal.Signals) -> None:
+    """Python drops what is raised there."""
+    child = start("""
+        import sys, time
+        from compress.cli.boundary import run_guarded
+        from compress.cli.terminal import Terminal
+        class Slow:
+            def __del__(self):
+                print("ready", file=sys.stderr, flush=True)
+                time.sleep(2)
+        def command():
+            slow = Slow()
+            del slow
+            time.sleep(60)
+        sys.exit(run_guarded(Terminal(), command))
+    """)
+    child.send_signal(number)
+    _, rest = child.communicate(timeout=30)
+    assert child.returncode == 130, rest
+    assert rest == "error: interrupted\n"
+
+
 def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
     child = start("""
         import signal, sys, time

@@ -59,7 +59,7 @@ def _set_fewshot(name: str, task: Any, fewshot: int | None) -> None:
     wanted = own if fewshot is None else fewshot
     if wanted:
         there = len(list(task.fewshot_docs()))
-        if wanted >= there:  # an item is never an example of itself
+        if wanted > there - _shares_items(task):
             raise UsageError(
                 f"{name}: {task.task_name} wants {wanted} examples before each item and has {there} to take them from",
                 hint="lower `fewshot`, or `num_fewshot` in the task's file",
@@ -67,8 +67,21 @@ def _set_fewshot(name: str, task: Any, fewshot: int | None) -> None:
     task.set_config(key="num_fewshot", value=wanted)
 
 
+def _shares_items(task: Any) -> bool:
+    """Whether examples come from the items themselves; an item is never an example of itself."""
+    fixed = getattr(getattr(task.config, "fewshot_config", None), "samples", None)
+    split = getattr(task.config, "fewshot_split", None)
+    own = {getattr(task.config, name, None) for name in ("test_split", "validation_split")}
+    return fixed is None and (split is None or split in own)
+
+
 def _check_answers(name: str, task: Any) -> None:
     """A right answer that is none of the choices makes both models look equally wrong, and nothing worse."""
+    if task.OUTPUT_TYPE == "loglikelihood" and any(isinstance(task.doc_to_target(doc), list) for doc in task.eval_docs):
+        raise UsageError(
+            f"{name}: {task.task_name} has several right continuations for one item, and lm-eval scores one",
+            hint="make `doc_to_target` one text, or the task `generate_until` with exact_match",
+        )
     if task.OUTPUT_TYPE != "multiple_choice":
         return
     from jinja2 import TemplateError
