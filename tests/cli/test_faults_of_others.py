@@ -119,7 +119,7 @@ def test_h05_experts_are_refused_before_the_work_starts(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "model type 'mixtral' is not known to this version of compress" in done.stderr
-    assert "Known model types: bert, gemma, " in done.stderr
+    assert "Known model types: bert, distilbert, gemma, " in done.stderr
     assert "Traceback" not in done.stderr
     assert hashes(folder) == before
     assert not (tmp_path / "out").exists()
