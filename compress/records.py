@@ -6,6 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+ORIGINAL, RESULT, PAIRED = "original", "result", "result/original"
+"""What a measurement is of."""
+FLOOR = "original/original"
+"""The original against itself."""
+WORKLOAD = ("batch", "prompt", "new_tokens")
+"""The conditions that say what was timed."""
+
 
 @dataclass(frozen=True)
 class LayerRecord:
@@ -125,7 +132,8 @@ class FlipRecord:
         id: the item's, unique in its task.
         question, expected: what was asked and the right answer, as text.
         original, result: what the two models answered, as text.
-        original_margin, result_margin: log-likelihood of the right choice minus that of the best wrong one, nats; None
+        original_margin, result_margin: score of the right choice minus that of the best wrong one, nats (of acc_norm
+            per character), in the score that decides; None
             where answers are generated.
     """
 

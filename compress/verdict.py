@@ -12,9 +12,9 @@ from compress.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_NOISY_MACH
 from compress.metrics import METRICS
 from compress.power import count_to_decide
 from compress.recipe.gates import Gate
-from compress.records import Measurement
+from compress.records import PAIRED, RESULT, WORKLOAD, Measurement
 
-JUDGED_SUBJECTS = ("result", "result/original")
+JUDGED_SUBJECTS = (RESULT, PAIRED)
 
 
 class Outcome(StrEnum):
@@ -29,7 +29,6 @@ _EXIT_CODES = {
     Outcome.INCONCLUSIVE: EXIT_INCONCLUSIVE,
 }
 _SPEED = ("latency.", "throughput.", "cpu.")
-_WORKLOAD = ("batch", "prompt", "new_tokens")
 _COUNTED = {
     "kl": "tokens",
     "tv": "tokens",
@@ -136,7 +135,7 @@ def _judge_gate(gate: Gate, measurements: Sequence[Measurement]) -> GateResult:
 def _by_workload(candidates: Sequence[Measurement]) -> list[list[Measurement]]:
     groups: dict[tuple[Any, ...], list[Measurement]] = {}
     for one in candidates:
-        groups.setdefault(tuple(one.conditions.get(name) for name in _WORKLOAD), []).append(one)
+        groups.setdefault(tuple(one.conditions.get(name) for name in WORKLOAD), []).append(one)
     return list(groups.values())
 
 
@@ -160,7 +159,7 @@ def _variants(measurement: Measurement | None) -> str:
     """`: result bfloat16, original float32`."""
     conditions: Mapping[str, Any] = measurement.conditions if measurement else {}
     names = [str(conditions[key]) for key in ("variant", "original") if key in conditions]
-    names += [f"{key.replace('_', ' ')} {conditions[key]}" for key in _WORKLOAD if key in conditions]
+    names += [f"{key.replace('_', ' ')} {conditions[key]}" for key in WORKLOAD if key in conditions]
     return f": {', '.join(names)}" if names else ""
 
 

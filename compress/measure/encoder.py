@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from compress.errors import BrokenResultError, UsageError
-from compress.measure.fidelity import ORIGINAL, PAIRED, RESULT, not_finite_hint, percentile_measurement
-from compress.measure.floor import DTYPES, FLOOR, in_bfloat16
+from compress.measure.fidelity import not_finite_hint, percentile_measurement
+from compress.measure.floor import DTYPES, in_bfloat16
 from compress.measure.similarity import Similarities, pair_cosines, similarity_measurement
 from compress.measure.statistics import block_mean, block_quantile
-from compress.records import Measurement
+from compress.records import FLOOR, ORIGINAL, PAIRED, RESULT, Measurement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -31,7 +31,7 @@ from compress.measure.statistics import (
     count_for_percentile,
     token_blocks,
 )
-from compress.records import Measurement
+from compress.records import ORIGINAL, PAIRED, RESULT, Measurement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +43,6 @@ WIDE_BYTES = 20_000_000
 """Bound on the full-vocabulary float64 copies that exist at one time; what fits a cache is twice as fast."""
 WIDE_COPIES = 8
 """Float64 [chunk, vocabulary] tensors alive at the worst moment of `compare`, with one to spare."""
-ORIGINAL, RESULT, PAIRED = "original", "result", "result/original"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from compress.errors import BrokenResultError
 from compress.measure.fidelity import (
-    ORIGINAL,
-    PAIRED,
     FidelityTokens,
     compare_window,
     fidelity_measurements,
@@ -24,7 +22,7 @@ from compress.measure.fidelity import (
     first_predicted,
     joined,
 )
-from compress.records import Measurement
+from compress.records import FLOOR, ORIGINAL, PAIRED, Measurement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from compress.data.windows import Windows
     from compress.progress import Progress
 
-FLOOR = "original/original"
 DTYPES = "bfloat16 against float32"
 LAYOUTS = "two windows in one batch against one alone"
 METRICS = ("kl.mean", "kl.p99", "top1.agreement", "tv.mean", "perplexity.ratio")

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from compress.errors import BrokenResultError, UsageError
-from compress.measure.fidelity import ORIGINAL, PAIRED, RESULT, not_finite_hint
+from compress.measure.fidelity import not_finite_hint
 from compress.measure.latency.worker import cache_name, last_position_option
 from compress.measure.statistics import Estimate, FloatArray, order_statistic_quantile, ratio_of_sums
-from compress.records import Measurement
+from compress.records import ORIGINAL, PAIRED, RESULT, Measurement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

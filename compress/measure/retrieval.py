@@ -23,10 +23,9 @@ from compress.data.text import Corpus
 from compress.data.windows import encoder_windows
 from compress.errors import UsageError
 from compress.measure.encoder import Pooling, check_widths, unit_embeddings
-from compress.measure.fidelity import ORIGINAL, PAIRED, RESULT
 from compress.measure.statistics import Estimate, block_mean
 from compress.measure.tasks.paired import constant_mean
-from compress.records import Measurement
+from compress.records import ORIGINAL, PAIRED, RESULT, Measurement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.stats
 
-from compress.measure.fidelity import PAIRED
 from compress.measure.statistics import QUANTILE_DRAWS, Estimate, from_draws
-from compress.records import Measurement
+from compress.records import PAIRED, Measurement
 
 FloatArray = npt.NDArray[np.float64]
 FEWEST_TEXTS = 3

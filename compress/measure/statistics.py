@@ -24,6 +24,9 @@ from compress.records import Interval
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
+Bound = Callable[[float], tuple[float, float]]
+"""Confidence of each side -> (lower, upper)."""
+
 MEAN_DRAWS = 10_000
 QUANTILE_DRAWS = 1_000
 CHUNK = 4_000_000
@@ -138,16 +141,27 @@ def block_share(
     if 0 < count < total:
         return block_mean(hits.astype(np.float64), blocks, rng=rng, levels=levels, level=level, blocks_are=blocks_are)
 
-    def bounds(confidence: float) -> tuple[float, float]:
-        found = scipy.stats.binomtest(count, total).proportion_ci(confidence, method="exact")
-        return float(found.low), float(found.high)
+    return exact_share(count, total, levels=levels, level=level, items_are="tokens")
 
-    # A two-sided interval at 2c - 1 has one-sided bounds at c.
-    return Estimate(
-        count / total,
-        Interval(*bounds(level), level, "Clopper-Pearson over tokens"),
-        {one: bounds(2 * one - 1) for one in levels if one > 0.5},
-    )
+
+def exact_share(
+    hits: float, count: float, *, levels: Sequence[float] = (0.95,), level: float = 0.95, items_are: str = "items"
+) -> Estimate:
+    """A share, 0..1, with Clopper and Pearson's exact binomial interval; counts may be fractions."""
+
+    def bounds(one_sided: float) -> tuple[float, float]:
+        tail = 1 - one_sided
+        low = 0.0 if hits <= 0 else float(scipy.stats.beta.ppf(tail, hits, count - hits + 1))
+        high = 1.0 if hits >= count else float(scipy.stats.beta.ppf(1 - tail, hits + 1, count - hits))
+        return low, high
+
+    return bounded(hits / count, bounds, levels, level, f"Clopper-Pearson, {count:g} {items_are}")
+
+
+def bounded(value: float, bounds: Bound, levels: Sequence[float], level: float, method: str) -> Estimate:
+    """An estimate from a function that gives bounds for the confidence of one side."""
+    interval = Interval(*bounds((1 + level) / 2), level, method)
+    return Estimate(value, interval, {one: bounds(one) for one in levels})
 
 
 def block_quantile(

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -112,8 +113,9 @@ class Checkpoint:
         names = [CONFIG_FILE, *sorted(self.shard_bytes)]
         return {name: _sha256(self.folder / name) for name in names}
 
+    @cached_property
     def content_hash(self) -> str:
-        """SHA-256 over the lines "hash name" of `file_hashes`: equal for equal config and weights."""
+        """SHA-256 over the lines "hash name" of `file_hashes`: equal for equal config and weights. Computed once."""
         lines = "".join(f"{digest} {name}\n" for name, digest in self.file_hashes().items())
         return hashlib.sha256(lines.encode()).hexdigest()
 

@@ -180,7 +180,6 @@ def _of_lm_eval(
         foreign,
         task.source or task.name,
         items=planned.most,
-        fewshot=task.fewshot,
         metric=task.metric,
         progress=progress,
     )

@@ -35,7 +35,7 @@ def model_part(checkpoint: Checkpoint, source: str) -> ModelPart:
     return ModelPart(
         source=source,
         revision=checkpoint.revision,
-        content_hash=checkpoint.content_hash(),
+        content_hash=checkpoint.content_hash,
         model_type=checkpoint.model_type,
     )
 

@@ -42,7 +42,7 @@ def fingerprint(job: Job, windows: Windows | None) -> dict[str, Any]:
     left_out = _AFTERWARDS | {"calibration": {"batch_size"}, "steps": {"__all__": {"quantize": _LATER}}}
     recipe = job.recipe.model_dump(mode="json", exclude=left_out)
     return recipe | {
-        "model.sha256": job.checkpoint.content_hash(),
+        "model.sha256": job.checkpoint.content_hash,
         "calibration.windows.sha256": None if windows is None else windows.sha256,
         "versions": {"compress": __version__, "python": platform.python_version()}
         | {name: version_of(name) for name in ("torch", "transformers", "numpy", "scipy")},

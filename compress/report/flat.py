@@ -17,10 +17,11 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 
+from compress.records import PAIRED
 from compress.report.clean import defused_json
 from compress.report.schema import MeasurementPart, Report
 from compress.report.speed_views import RATIO_LABELS, fairest_of, workload
-from compress.report.views import PAIRED, TELLING_APART, condition, is_floor
+from compress.report.views import TELLING_APART, condition, is_floor
 
 Flat = dict[str, float | int | str | None]
 

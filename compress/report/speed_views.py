@@ -7,18 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compress.records import PAIRED, WORKLOAD
 from compress.report.digits import NOT_MEASURED, estimate, quantity
 from compress.report.schema import MeasurementPart, Report
-from compress.report.views import (
-    CONDITION_ORDER,
-    PAIRED,
-    WORKLOAD,
-    common_conditions,
-    condition,
-    condition_names,
-    is_floor,
-    measured,
-)
+from compress.report.views import CONDITION_ORDER, common_conditions, condition, condition_names, is_floor, measured
 
 TIMES = {"ttft": "first token", "tpot": "per token", "e2e": "end to end", "forward": "forward pass"}
 TIME_LABELS = {f"latency.{time}": label for time, label in TIMES.items()}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from compress.records import PAIRED
 from compress.report.digits import interval_decimals, plain
 from compress.report.schema import MeasurementPart, Report
 from compress.report.speed_views import fairest, speed, workloads
 from compress.report.task_views import figure
-from compress.report.views import PAIRED, find, measured
+from compress.report.views import find, measured
 
 SPEEDS = {"latency.tpot.ratio": "decode", "latency.forward.ratio": "forward"}
 DISTANCES = {"kl.mean": "KL", "cosine.mean": "cosine"}

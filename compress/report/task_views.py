@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compress.records import PAIRED
 from compress.report.digits import NOT_MEASURED, plain, quantity
 from compress.report.schema import FlipPart, MeasurementPart, Report, TaskPart
-from compress.report.views import PAIRED, is_floor, measured
+from compress.report.views import is_floor, measured
 
 POOLED = "all tasks"
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compress.records import PAIRED, WORKLOAD
 from compress.report.digits import NOT_MEASURED, beside, estimate, quantity, span
 from compress.report.schema import GatePart, MeasurementPart, Report
-
-PAIRED = "result/original"
 
 QUALITY_LABELS = {
     "size": "weight files",
@@ -39,7 +38,6 @@ COMPARED_BY = {"size": "size.ratio", "perplexity": "perplexity.ratio", "ndcg": "
 CONDITION_ORDER = ("dtype", "engine", "device", "threads", "batch", "prompt", "new_tokens")
 SPEAKING = ("dtype", "engine", "device")
 """Conditions whose value needs no name beside it."""
-WORKLOAD = ("batch", "prompt", "new_tokens")
 TELLING_APART = ("dtype", "engine", *WORKLOAD)
 """Conditions that name a row where they differ."""
 

@@ -17,6 +17,7 @@ from compress.data.tasks import read_task
 from compress.errors import BrokenResultError, UsageError
 from compress.measure.tasks.answers import TaskPairs
 from compress.measure.tasks.lm_eval_check import check_lm_eval, quiet
+from compress.measure.tasks.lm_eval_items import check_settings
 from compress.measure.tasks.lm_eval_tasks import answer_lm_eval
 from compress.measure.tasks.prompts import Scoring
 from compress.measure.tasks.scoring import answer_task
@@ -44,8 +45,12 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load(tiny.tiny_llama(tmp_path_factory.mktemp("other"), seed=1))
 
 
-def answered(original: Any, result: Any, file: Path, tokenizer: Any = None, **options: Any) -> list[TaskPairs]:
+def answered(
+    original: Any, result: Any, file: Path, tokenizer: Any = None, fewshot: int | None = None, **options: Any
+) -> list[TaskPairs]:
     checked = check_lm_eval([str(file)])
+    with quiet(trusted=False):
+        check_settings(str(file), checked.tasks[str(file)], fewshot=fewshot, metric=options.get("metric"))
     return answer_lm_eval(
         original, result, tokenizer or tiny.byte_tokenizer(), checked, str(file), progress=Silent(), **options
     )

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.measure.statistics import MEAN_DRAWS, Estimate
+from compress.measure.statistics import MEAN_DRAWS, Estimate, exact_share
 from compress.measure.tasks.paired import (
     Clusters,
     cluster,
     constant_mean,
-    exact_share,
     holm,
     mcnemar_p,
     no_narrower,

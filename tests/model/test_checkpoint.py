@@ -67,13 +67,13 @@ def test_the_single_file_wins_over_an_index_as_in_transformers(folder: Path) -> 
 
 def test_content_hash_follows_config_and_weights_only(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
-    first = checkpoint.content_hash()
+    first = checkpoint.content_hash
     data = (folder / "model.safetensors").read_bytes()
     assert checkpoint.file_hashes()["model.safetensors"] == hashlib.sha256(data).hexdigest()
     (folder / "notes.txt").write_text("x")
-    assert open_checkpoint(folder).content_hash() == first
+    assert open_checkpoint(folder).content_hash == first
     (folder / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert open_checkpoint(folder).content_hash() != first
+    assert open_checkpoint(folder).content_hash != first
 
 
 def test_a_quantized_folder_opens_and_says_so(folder: Path) -> None:

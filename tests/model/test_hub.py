@@ -121,7 +121,7 @@ def test_download_fetches_what_is_used_and_nothing_else(hub: Hub, home: Path, fo
         assert (snapshot / name).read_bytes() == (folder / name).read_bytes()
     assert side_files(snapshot) == side_files(folder)
     assert hub.sent("pytorch_model.bin") == hub.sent("consolidated.safetensors") == hub.sent("modeling_x.py") == 0
-    assert open_checkpoint(snapshot).content_hash() == open_checkpoint(folder).content_hash()
+    assert open_checkpoint(snapshot).content_hash == open_checkpoint(folder).content_hash
 
 
 def test_code_is_fetched_only_with_trust(hub: Hub, home: Path) -> None:

@@ -16,22 +16,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compress.measure.statistics import Estimate, FloatArray, from_draws
+from compress.measure.statistics import Estimate, FloatArray, exact_share, from_draws
 from compress.measure.tasks.answers import ItemPair, TaskPairs
 from compress.measure.tasks.paired import (
     Clusters,
     cluster,
     constant_mean,
-    exact_share,
     holm,
     mcnemar_p,
     no_narrower,
     resampled_sums,
     score_drop,
 )
-from compress.records import Interval, Measurement
+from compress.records import ORIGINAL, PAIRED, RESULT, Interval, Measurement
 
-ORIGINAL, RESULT, PAIRED = "original", "result", "result/original"
 FEWEST_SEEN = 10
 """Clusters in which something must be seen before its spread over clusters is believed."""
 CLEARLY = 0.95

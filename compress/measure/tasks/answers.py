@@ -21,7 +21,7 @@ class ItemAnswer:
     Attributes:
         loglikelihoods: of each choice or label, or of the one answer of a cloze; nats. Empty for generated answers.
         probability: of the right choice, softmax over the choices of what decides (see `Scoring.metric`).
-        margin: log-likelihood of the right choice - that of the best wrong one, nats.
+        margin: score of the right choice - that of the best wrong one, in the score that decides; above 0 if right.
     """
 
     correct: bool

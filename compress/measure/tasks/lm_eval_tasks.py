@@ -20,7 +20,7 @@ from compress.data.tasks import TaskKind
 from compress.errors import UsageError
 from compress.measure.tasks.answers import ItemAnswer, ItemPair, TaskPairs, decided
 from compress.measure.tasks.lm_eval_check import LmEvalTasks, quiet
-from compress.measure.tasks.lm_eval_items import check_settings, expected_text, right_of
+from compress.measure.tasks.lm_eval_items import expected_text, right_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,7 +40,6 @@ def answer_lm_eval(
     name_or_file: str,
     *,
     items: int | None = None,
-    fewshot: int | None = None,
     metric: str | None = None,
     progress: Progress,
 ) -> list[TaskPairs]:
@@ -48,7 +47,6 @@ def answer_lm_eval(
 
     Args:
         items: at most so many of each task: those whose content has the smallest SHA-256.
-        fewshot: examples before each item; None takes what the task says.
         metric: a metric of the task that is 0 or 1 for each item; None takes acc_norm, acc, exact_match or the first.
 
     Raises:
@@ -56,7 +54,6 @@ def answer_lm_eval(
         BrokenResultError: the logits of a model are not finite.
     """
     tasks = checked.tasks[name_or_file]
-    check_settings(name_or_file, tasks, fewshot=fewshot, metric=metric)
     samples: dict[str, tuple[list[Any], list[Any]]] = {}
     with quiet(trusted=checked.trusted), progress.phase(f"task {name_or_file}", 2 * len(tasks)) as advance:
         for task in tasks:

@@ -21,18 +21,15 @@ Pure numpy and scipy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.optimize
 import scipy.stats
 
-from compress.measure.statistics import CHUNK, MEAN_DRAWS, Estimate, FloatArray, IntArray
+from compress.measure.statistics import MEAN_DRAWS, Estimate, FloatArray, IntArray, bounded, resamples
 from compress.records import Interval
-
-Bound = Callable[[float], tuple[float, float]]
-"""Confidence of each side -> (lower, upper)."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +80,8 @@ def resampled_sums(columns: FloatArray, clusters: Clusters, rng: np.random.Gener
     found = np.zeros((MEAN_DRAWS, columns.shape[1]))
     for stratum in range(int(clusters.strata.max()) + 1):
         members = sums[clusters.strata == stratum]  # [k, m]
-        k = len(members)
-        rows = max(1, CHUNK // k)
-        for start in range(0, MEAN_DRAWS, rows):
-            size = min(rows, MEAN_DRAWS - start)
-            weights = rng.multinomial(k, np.full(k, 1 / k), size=size)  # [size, k]
-            found[start : start + size] += weights @ members
+        parts = [weights @ members for weights in resamples(rng, len(members), MEAN_DRAWS, len(members))]
+        found += np.concatenate(parts)
     return found
 
 
@@ -121,18 +114,6 @@ def score_drop(
     return bounded((losses - gains) / count, bounds, levels, level, f"Tango's paired score interval, {count:g} items")
 
 
-def exact_share(hits: float, count: float, *, levels: Sequence[float] = (0.95,), level: float = 0.95) -> Estimate:
-    """A share, 0..1, with Clopper and Pearson's exact binomial interval; counts may be fractions."""
-
-    def bounds(one_sided: float) -> tuple[float, float]:
-        tail = 1 - one_sided
-        low = 0.0 if hits <= 0 else float(scipy.stats.beta.ppf(tail, hits, count - hits + 1))
-        high = 1.0 if hits >= count else float(scipy.stats.beta.ppf(1 - tail, hits + 1, count - hits))
-        return low, high
-
-    return bounded(hits / count, bounds, levels, level, f"Clopper-Pearson, {count:g} items")
-
-
 def constant_mean(
     value: float, least: float, most: float, count: int, *, levels: Sequence[float] = (0.95,), level: float = 0.95
 ) -> Estimate:
@@ -144,12 +125,6 @@ def constant_mean(
         return value - unseen * (value - least), value + unseen * (most - value)
 
     return bounded(value, bounds, levels, level, f"none of {count} differs")
-
-
-def bounded(value: float, bounds: Bound, levels: Sequence[float], level: float, method: str) -> Estimate:
-    """An estimate from a function that gives bounds for the confidence of one side."""
-    interval = Interval(*bounds((1 + level) / 2), level, method)
-    return Estimate(value, interval, {one: bounds(one) for one in levels})
 
 
 def no_narrower(estimate: Estimate, floor: Estimate) -> Estimate:

@@ -20,13 +20,13 @@ from compress.data.tasks import TaskItem, TaskSet
 from compress.errors import BrokenResultError
 from compress.measure.tasks.answers import ItemAnswer, ItemPair, TaskPairs, decided
 from compress.measure.tasks.prompts import Encoded, Scoring, check_task, label_index, labels_of
+from compress.records import ORIGINAL, RESULT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from compress.progress import Progress
 
-ORIGINAL, RESULT = "original", "result"
 LOGIT_BYTES = 500_000_000
 """Logits alive at one time: long choices over a large vocabulary run in several batches."""
 

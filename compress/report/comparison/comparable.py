@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from compress.records import PAIRED, WORKLOAD
 from compress.report.markdown import one_line
 from compress.report.schema import MeasurementPart, ModelPart, Report
-from compress.report.views import PAIRED, WORKLOAD, is_floor
+from compress.report.views import is_floor
 
 TIMED = ("latency.", "throughput.", "cpu.", "memory.")
 ON_TEXT = ("kl.", "tv.", "top1.", "perplexity", "cosine.", "similarity.", "ndcg", "generation.")

@@ -23,11 +23,12 @@ from compress.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, UsageE
 from compress.metrics import METRICS
 from compress.recipe.units import UNITS_OF, parse_quantity
 from compress.recipe.words import did_you_mean
+from compress.records import PAIRED
 from compress.report.comparison.comparable import COUNTED, judged, key_of, notes, why_not
 from compress.report.digits import quantity
 from compress.report.flat import name_of, variant
 from compress.report.schema import MeasurementPart, Report
-from compress.report.views import PAIRED, TELLING_APART, common_conditions
+from compress.report.views import TELLING_APART, common_conditions
 
 Status = Literal[
     "better", "worse", "changed", "same", "within noise", "within tolerance", "not decided", "not comparable"

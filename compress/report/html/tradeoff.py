@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compress.records import PAIRED, WORKLOAD
 from compress.report.digits import quantity
 from compress.report.schema import MeasurementPart, Report
 from compress.report.speed_views import workload
-from compress.report.views import PAIRED, WORKLOAD, common_conditions, condition, find, is_floor, measured, ordered
+from compress.report.views import common_conditions, condition, find, is_floor, measured, ordered
 
 TIMES = (("latency.tpot", "time per token"), ("latency.forward", "time of a forward pass"))
 SAME = {
