@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from compress.formats.layout import Shard, scale_dtype, shard_layout, stored_tensors
+from compress.formats.layout import scale_dtype, stored_tensors
+from compress.formats.stored import Shard, shard_layout
 from compress.formats.write import write_checkpoint
 from compress.model.anatomy import Anatomy, LinearLayer, anatomy
 from compress.model.checkpoint import Checkpoint, open_checkpoint

@@ -43,9 +43,17 @@ def quantize(
     algorithm: Annotated[
         str | None, typer.Option(help="gptq or rtn. Default: gptq for int4, rtn for the others.")
     ] = None,
-    format: Annotated[str | None, typer.Option(help="compressed-tensors or gptq. Default: compressed-tensors.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="compressed-tensors, gptq, gptq_v2, gguf, bitsandbytes. Default: by target.")
+    ] = None,
     group_size: Annotated[
         str | None, typer.Option(metavar="auto|-1|N", help="Input columns that share a scale; -1: a whole row.")
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option(
+            "--symmetric/--asymmetric", help="Codes centred on zero, or a zero point per group.  [default: symmetric]"
+        ),
     ] = None,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Layers to leave alone, as well as the protected ones.")
@@ -126,6 +134,7 @@ def quantize(
         "--algorithm": algorithm,
         "--format": format,
         "--group-size": group_size,
+        "--symmetric": symmetric,
         "--skip": skip or None,
         "--override": override or None,
         "--damping": damping,

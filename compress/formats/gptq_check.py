@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.formats import gptq
-from compress.model.anatomy import ARCHITECTURES
+from compress.model.architectures import ARCHITECTURES
 
 _ALLOWED: dict[str, tuple[object, ...]] = {
     "quant_method": ("gptq",),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import compress
 from compress.errors import BrokenResultError, MissingResourceError
-from compress.formats.layout import Shard
+from compress.formats.stored import Shard
 
 if TYPE_CHECKING:
     import torch

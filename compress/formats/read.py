@@ -22,7 +22,7 @@ import torch
 
 from compress.errors import BrokenResultError
 from compress.formats import compressed_tensors, gptq, gptq_check
-from compress.model.anatomy import ARCHITECTURES
+from compress.model.architectures import ARCHITECTURES
 from compress.model.checkpoint import open_checkpoint
 from compress.scheme import QuantizedWeight, Scheme
 

@@ -18,7 +18,8 @@ import torch
 from compress.durable import space_for, write_bytes
 from compress.errors import BrokenResultError
 from compress.formats import compressed_tensors, gptq, plain
-from compress.formats.layout import Shard, layer_tensors, shard_layout, stored_tensors
+from compress.formats.layout import layer_tensors, stored_tensors
+from compress.formats.stored import Shard, shard_layout
 from compress.model.anatomy import LinearLayer, anatomy
 from compress.model.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from compress.model.load import model_class

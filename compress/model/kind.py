@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compress.model.anatomy import ARCHITECTURES, Kind
+from compress.model.architectures import ARCHITECTURES, Kind
 
 _GENERATES = ("ForCausalLM", "LMHeadModel")
 

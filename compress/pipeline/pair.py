@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from compress.model.anatomy import Kind
+from compress.model.architectures import Kind
 from compress.model.checkpoint import Checkpoint
 from compress.output import PROVENANCE
 from compress.plan.tasks import Asked, PlannedTask

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.data.text import Corpus, check_disjoint, read_corpus
 from compress.errors import UsageError
-from compress.model.anatomy import Kind
+from compress.model.architectures import Kind
 from compress.model.checkpoint import Checkpoint
 from compress.model.hub import resolve
 from compress.pipeline.job import Job

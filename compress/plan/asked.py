@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compress.model.anatomy import Kind
+from compress.model.architectures import Kind
 from compress.plan.tasks import Asked
 from compress.recipe.origin import Fault
 

@@ -69,7 +69,8 @@ def plan_layers(step: Quantize, parts: Anatomy) -> tuple[PlannedLayer, ...]:
             misfits.append(size)
             continue
         assert part.target.bits is not None  # casts were told above, and no override is one
-        scheme = Scheme(part.target.bits, size, True, part.target.activation_bits)
+        symmetric = step.symmetric or not part.target.asymmetric
+        scheme = Scheme(part.target.bits, size, symmetric, part.target.activation_bits, part.target.values)
         schemes |= dict.fromkeys((layer.name for layer in part.layers), scheme)
         targets |= dict.fromkeys((layer.name for layer in part.layers), part.target.name)
     if misfits:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from compress.errors import UsageError
-from compress.formats.layout import Shard, scale_dtype, shard_layout, stored_tensors
+from compress.formats.layout import scale_dtype, stored_tensors
+from compress.formats.stored import Shard, shard_layout
 from compress.model.anatomy import HEAD, Anatomy, anatomy, is_weight
 from compress.model.checkpoint import Checkpoint
 from compress.plan.asked import check_asked

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compress.data.tasks import TaskSet, read_task
 from compress.errors import MissingResourceError
-from compress.model.anatomy import Kind
+from compress.model.architectures import Kind
 from compress.power import USUAL_FLIPS, detectable_drop, items_to_pass
 from compress.recipe.comparison import Comparison
 from compress.recipe.evaluate import Task

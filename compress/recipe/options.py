@@ -41,6 +41,7 @@ OPTIONS: Mapping[str, Path] = {
     "--algorithm": (*_QUANTIZE, "algorithm"),
     "--format": (*_QUANTIZE, "format"),
     "--group-size": (*_QUANTIZE, "group_size"),
+    "--symmetric": (*_QUANTIZE, "symmetric"),
     "--skip": (*_QUANTIZE, "skip"),
     "--override": (*_QUANTIZE, "overrides"),
     "--damping": (*_QUANTIZE, "damping"),

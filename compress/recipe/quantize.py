@@ -28,6 +28,11 @@ DEFAULT_DAMPING = 0.05
 DEFAULT_MAX_FALLBACK = 0.05
 
 
+SYMMETRIC_FORMATS = {
+    "gptq": "cannot store a zero point of 0 (it keeps zero - 1): use `format: gptq_v2`, or compressed-tensors",
+    "gguf": "holds symmetric codes here (Q4_0, Q8_0): leave this out",
+}
+"""Formats without zero points, and why."""
 _ONLY_GPTQ = {
     "damping": "uses damping",
     "gptq": "has these switches",
@@ -82,6 +87,8 @@ class Quantize(Section):
     group_size: GroupSize = None
     """Input columns that share a scale; -1 is one scale per output channel; auto is the largest of 128, 64
     and 32 that divides the width of every layer. Null: the target's own."""
+    symmetric: bool = True
+    """Codes centred on zero. With false every group has a zero point too (int4 and int8-weight)."""
     skip: Texts = ()
     """Globs of layer names that stay unquantized, besides embeddings, tied heads, norms and routers."""
     overrides: Annotated[tuple[Override, ...], Strict(False)] = ()
@@ -122,6 +129,9 @@ class Quantize(Section):
         target = _target(info)
         if algorithm and target and target.cast:
             raise rule(f"target {target.name} is a cast and uses no algorithm: leave this out")
+        if algorithm and target and algorithm not in target.algorithms:
+            fitting = ", ".join(row.name for row in TARGETS.values() if row.bits and algorithm in row.algorithms)
+            raise rule(f"target {target.name} is only rounded to nearest. Targets of {algorithm}: {fitting}")
         return algorithm
 
     @field_validator("format")
@@ -137,6 +147,19 @@ class Quantize(Section):
     @classmethod
     def _groups_of_target(cls, size: str | int | None, info: ValidationInfo) -> str | int | None:
         return _grouped(size, _target(info))
+
+    @field_validator("symmetric")
+    @classmethod
+    def _zero_points(cls, symmetric: bool, info: ValidationInfo) -> bool:
+        target, chosen = _target(info), info.data.get("format")
+        if symmetric or target is None:
+            return symmetric
+        if not target.asymmetric:
+            having = ", ".join(row.name for row in TARGETS.values() if row.asymmetric)
+            raise rule(f"target {target.name} has no zero points: leave this out. Targets with them: {having}")
+        if chosen in SYMMETRIC_FORMATS:
+            raise rule(f"format {chosen} {SYMMETRIC_FORMATS[chosen]}")
+        return symmetric
 
     @field_validator("skip")
     @classmethod

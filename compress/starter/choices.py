@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.model.anatomy import ARCHITECTURES, Kind
+from compress.model.architectures import ARCHITECTURES, Kind
 from compress.model.checkpoint import Checkpoint
 from compress.model.hub import is_local, resolve
 from compress.plan.planning import Plan, default_output, make_plan

@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 from compress.cli.app import start as command_line
 from compress.cli.init import word
 from compress.errors import CompressError, UsageError
-from compress.model.anatomy import ARCHITECTURES
+from compress.model.architectures import ARCHITECTURES
 from compress.model.checkpoint import open_checkpoint
 from compress.plan.planning import Plan, make_plan
 from compress.recipe.source import load_recipe

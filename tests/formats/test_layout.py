@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from compress.errors import UsageError
-from compress.formats.layout import Shard, StoredTensor, refusals, scale_dtype, shard_layout, stored_tensors
+from compress.formats.layout import refusals, scale_dtype, stored_tensors
+from compress.formats.stored import Shard, StoredTensor, shard_layout
 from compress.formats.write import write_shard
 from compress.model.anatomy import LinearLayer
 from compress.model.safetensors_header import TensorInfo

@@ -15,7 +15,7 @@ from written import W4, W8A8, write
 
 from compress.errors import BrokenResultError, MissingResourceError
 from compress.formats import plain
-from compress.formats.layout import Shard, StoredTensor
+from compress.formats.stored import Shard, StoredTensor
 from compress.formats.write import write_shard
 from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original

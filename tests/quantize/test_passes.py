@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compress.model.anatomy import ARCHITECTURES, Anatomy, anatomy
+from compress.model.anatomy import Anatomy, anatomy
+from compress.model.architectures import ARCHITECTURES
 from compress.model.blocks import BlockModel, Call, run_block
 from compress.model.checkpoint import open_checkpoint
 from compress.quantize.passes import PausedPass, Reached, Stop, paused
