@@ -10,6 +10,7 @@ import shutil
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,14 +31,42 @@ def write_bytes(path: Path, data: bytes) -> str:
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     """Writes a safetensors file and returns its SHA-256; one tensor at a time is copied to the host, none twice.
 
+    Args:
+        tensors: may read each tensor anew whenever it is asked for; none is kept.
+
     Raises:
         MissingResourceError: the disk is full; says how much the file needs. The file at `path` is as it was.
     """
+    forms = {name: _Form(tensor.dtype, tuple(tensor.shape), tensor.nbytes) for name, tensor in tensors.items()}
     # The widest first, so that every tensor starts at a multiple of its item's size.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header = _header({name: tensors[name] for name in names})
+    names = sorted(forms, key=lambda name: (-forms[name].dtype.itemsize, name))
+    header = _header({name: forms[name] for name in names})
     chunks = (_bytes_of(tensors[name]) for name in names)
-    return _write(path, _chain(header, chunks), len(header) + sum(tensor.nbytes for tensor in tensors.values()))
+    return _write(path, _chain(header, chunks), len(header) + sum(form.nbytes for form in forms.values()))
+
+
+class FileTensors(Mapping[str, "torch.Tensor"]):
+    """The tensors of a file, read one by one."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self._path = path
+        with safe_open(path, framework="pt") as file:
+            self._names = tuple(file.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self._path, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name).clone()
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def sync_folder(folder: Path) -> None:
@@ -95,7 +124,14 @@ def _chain(first: bytes, rest: Iterable[memoryview]) -> Iterator[bytes | memoryv
     yield from rest
 
 
-def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
+@dataclass(frozen=True)
+class _Form:
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def _header(tensors: Mapping[str, _Form]) -> bytes:
     """Length (8 bytes, little-endian) and JSON of the safetensors format, in the order of the tensors."""
     names, offset, entries = _dtype_names(), 0, {}
     for name, tensor in tensors.items():
@@ -120,6 +156,7 @@ def _dtype_names() -> dict[torch.dtype, str]:
         torch.int8: "I8",
         torch.uint8: "U8",
         torch.bool: "BOOL",
+        torch.float8_e4m3fn: "F8_E4M3",
     }
 
 

@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.durable import sha256, sync_folder, write_bytes, write_tensors
+from compress.durable import FileTensors, sha256, sync_folder, write_bytes, write_tensors
 from compress.errors import BrokenResultError, CompressError, MismatchError
 from compress.records import LayerRecord
 from compress.scheme import QuantizedWeight, Scheme
@@ -137,6 +137,11 @@ class Journal:
         return journal
 
     @property
+    def scratch(self) -> Path:
+        """A folder for files without a name, on the disk that holds the parts."""
+        return self._folder / STATE
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Names of the finished parts, in the order in which they were saved."""
         return tuple(part.name for part in self._parts)
@@ -196,19 +201,17 @@ class Journal:
         """The records of all parts, in order and exactly as they were saved."""
         return [record for part in self._parts for record in part.records]
 
-    def state(self) -> dict[str, torch.Tensor] | None:
+    def state(self) -> Mapping[str, torch.Tensor] | None:
         """What was saved as state with the last part; None where it had none. Raises as `load`.
 
-        The tensors are in memory of their own, aligned as torch aligns them, and not mapped from the file: the products
+        Each tensor is read when it is asked for. The tensors are in memory of their own, aligned as torch aligns them, and not mapped from the file: the products
         of a CPU's library may depend on the alignment in the last bit.
         """
         if not self._parts or self._state is None or self._state.part != self._parts[-1].name:
             return None
-        from safetensors.torch import load_file
-
         path = self._folder / self._state.file
         _check(path, self._state.sha256)
-        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+        return FileTensors(path)
 
     def resumed(self) -> Resumed | None:
         """What is finished already, for the step that goes on; None if nothing is. Raises as `load`."""

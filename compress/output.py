@@ -35,6 +35,7 @@ class Workspace:
     source: the model folder, resolved, or None if the model comes from a hub.
     overwrite: whether an output that is wholly ours may be replaced.
     stage: the folder inside `partial` that becomes the output.
+    dense: the weights that the run starts from, where its model was quantized already.
     replaced: where the old output waits until the new one has its name.
     """
 
@@ -46,6 +47,10 @@ class Workspace:
     @property
     def stage(self) -> Path:
         return self.partial / "stage"
+
+    @property
+    def dense(self) -> Path:
+        return self.partial / "dense"
 
     @property
     def replaced(self) -> Path:

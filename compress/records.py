@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from compress.scheme import TARGETS
+
 ORIGINAL, RESULT, PAIRED = "original", "result", "result/original"
 """What a measurement is of."""
 FLOOR = "original/original"
@@ -80,9 +82,29 @@ class StepRecord:
 
     @property
     def fallback(self) -> tuple[LayerRecord, ...]:
-        """Layers that were to be quantized by one algorithm and were quantized by another."""
+        """Layers that were to be quantized by one algorithm and were quantized by another.
+
+        Layers of a target that knows one algorithm only, among others that know more, are none of them, and neither
+        are the `uncalibrated` ones.
+        """
         asked = self.settings.get("algorithm")
-        return tuple(layer for layer in self.layers if layer.algorithm not in (None, asked))
+        return tuple(
+            layer
+            for layer in self.layers
+            if layer.algorithm not in (None, asked)
+            and layer.tokens != 0
+            and (layer.target not in TARGETS or asked in TARGETS[layer.target].algorithms)
+        )
+
+    @property
+    def uncalibrated(self) -> tuple[LayerRecord, ...]:
+        """Layers that calibration was asked for and that no token reached: experts, which are rounded to nearest."""
+        asked = self.settings.get("algorithm")
+        return tuple(layer for layer in self.layers if layer.tokens == 0 and layer.algorithm not in (None, asked))
+
+    @property
+    def layers_uncalibrated(self) -> int:
+        return len(self.uncalibrated)
 
     @property
     def layers_fallback(self) -> int:

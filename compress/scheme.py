@@ -2,7 +2,8 @@
 
     dequantized[o, i] = (value(codes[o, i]) - zero_point[o, g]) * scale[o, g],   g = i // group_size
 
-where value is the identity, except for nf4, whose codes are indices into a fixed table of 16 levels.
+where value is the identity, except for nf4, whose codes are indices into a fixed table of 16 levels, and for
+llm_int8, whose codes count 127ths.
 Torch is never imported here: the plan and the recipe read the table of targets without it.
 """
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 PER_CHANNEL = -1
 """The group size that means one scale per output channel."""
 
-Values = Literal["int", "float", "nf4"]
+Values = Literal["int", "float", "nf4", "llm_int8"]
 Algorithm = Literal["gptq", "rtn"]
 
 NF4_LEVELS = (
@@ -28,6 +29,9 @@ NF4_LEVELS = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 """NormalFloat with 4 bits, as float32: Dettmers et al., "QLoRA", arXiv 2305.14314, appendix E."""
+LLM_INT8_UNIT = 7.874015718698502e-3
+"""1 / 127 as bitsandbytes writes it: Dettmers et al., "LLM.int8()", arXiv 2208.07339, section 2.1."""
+_NAMES: Mapping[Values, str] = {"float": "FP8", "nf4": "NF4", "llm_int8": "LLM.int8"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Scheme:
 
     Attributes:
         bits: width of a code, 4 or 8.
-        values: what codes stand for: integers, 8-bit floating-point numbers (e4m3), or levels of NF4.
+        values: what codes stand for: integers, 8-bit floating-point numbers (e4m3), levels of NF4, or 127ths of the
+            scale, which is then a row's largest weight (LLM.int8).
         group_size: input columns that share a scale; PER_CHANNEL is one scale per output channel.
         symmetric: codes are centred on zero and there is no zero point.
         activation_bits: 8 when the layer's inputs are rounded per token at run time (W8A8), to the kind of number that
@@ -64,13 +69,18 @@ class Scheme:
             raise ValueError("floating-point codes have no range of integers")
         if self.values == "nf4":
             return 0, len(NF4_LEVELS) - 1
+        if self.values == "llm_int8":
+            return -127, 127
         return -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
 
     @property
     def label(self) -> str:
-        """Short name for tables: `W4A16 g64`, `W8A8 channel`, `W4A16 g64 asymmetric`, `FP8 channel`, `NF4 g64`."""
+        """Short name for tables: `W4A16 g64`, `W8A8 channel`, `W4A16 g64 asymmetric`, `FP8 channel`, `NF4 g64`.
+
+        Further: `LLM.int8 channel`.
+        """
         grouping = "channel" if self.group_size == PER_CHANNEL else f"g{self.group_size}"
-        named = {"float": "FP8", "nf4": "NF4"}.get(self.values, f"W{self.bits}A{self.activation_bits or 16}")
+        named = _NAMES.get(self.values, f"W{self.bits}A{self.activation_bits or 16}")
         return f"{named} {grouping}{'' if self.symmetric else ' asymmetric'}"
 
 
@@ -150,6 +160,7 @@ TARGETS: dict[str, Target] = {
             "int8-bnb",
             ("bitsandbytes",),
             bits=8,
+            values="llm_int8",
             activation_bits=8,
             default_algorithm="rtn",
             algorithms=("rtn",),
@@ -187,9 +198,11 @@ class QuantizedWeight:
         values = self._values(dtype).reshape(out, groups, width // groups)
         if self.zero_point is not None:
             values = values - self.zero_point.to(dtype).unsqueeze(-1)
-        return (values * self.scale.to(dtype).unsqueeze(-1)).reshape(out, width)
+        dense = (values * self.scale.to(dtype).unsqueeze(-1)).reshape(out, width)
+        # Last, as in bitsandbytes: the order of two products decides the last bit.
+        return dense * LLM_INT8_UNIT if self.scheme.values == "llm_int8" else dense
 
     def _values(self, dtype: torch.dtype) -> torch.Tensor:
         if self.scheme.values != "nf4":
             return self.codes.to(dtype)
-        return self.codes.new_tensor(NF4_LEVELS, dtype=dtype)[self.codes.long()]
+        return self.codes.new_tensor(NF4_LEVELS, dtype=dtype)[self.codes.int()]

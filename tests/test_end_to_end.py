@@ -1,4 +1,4 @@
-"""Every architecture through every pair of target and format: quantized, proved by a fresh process, measured."""
+"""Runs from end to end: quantized, proved by a fresh process, measured, reported."""
 
 from __future__ import annotations
 
@@ -20,27 +20,13 @@ from compress.recipe.schema import Recipe
 from compress.scheme import TARGETS
 from compress.verdict import JUDGED_SUBJECTS
 
-MODELS = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-    "olmo2",
-    "phi3",
-    "gpt_neox",
-    "gemma2",
-    "gemma3",
-    "opt",
-    "gpt2",
-    "bert",
-    "roberta",
-    "distilbert",
-]
-ENCODERS = ("bert", "roberta", "distilbert")
-PAIRS = [(target.name, name) for target in TARGETS.values() for name in target.formats]
+MODELS = ["llama", "gemma3", "gpt2", "bert"]
+"""One of each kind; test_contract.py has all of them, without measurements."""
+ENCODERS = ("bert",)
+PAIRS = [(target.name, name) for target in TARGETS.values() for name in target.formats if name != "gguf"]
 EVERY_TIME = {("int4", "compressed-tensors"), ("int8", "compressed-tensors")}
-WORST_KL = {"int4": 0.06, "int8": 0.004, "int8-weight": 0.001, "fp16": 1e-5, "bf16": 1e-3}
+WORST_KL = {"int4": 0.06, "nf4": 0.06, "fp8": 0.02, "int8": 0.004, "int8-bnb": 0.004, "int8-weight": 0.001}
+WORST_KL |= {"fp16": 1e-5, "bf16": 1e-3}
 FOR_CONV1D = {("int4", "gptq"), ("int8-weight", "gptq"), ("fp16", "safetensors"), ("bf16", "safetensors")}
 
 
@@ -159,26 +145,6 @@ def test_plan_predicts_every_weight_file_to_the_byte(tmp_path: Path) -> None:
     written = {path.name: path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors")}
     assert {shard.file: shard.nbytes for shard in plan.shards} == written
     assert len(written) > 1
-
-
-def test_conv1d_equals_the_same_numbers_in_linear_layers(tmp_path: Path) -> None:
-    """H02: the square c_proj too. The slow twin is round-to-nearest on the transposed file tensor."""
-    from compress.formats.read import Reader
-    from compress.quantize.grid import quantize_nearest, search_scale
-    from compress.quantize.layer import NEAREST_POWER
-    from compress.scheme import Scheme
-
-    source = tiny.tiny_gpt2(tmp_path / "m")
-    quantized(source, tmp_path / "out", target="int4", format="gptq", algorithm="rtn", group_size=32)
-    reader = Reader(tmp_path / "out")
-    assert len(reader.quantized_names) == 8
-    before = load_file(source / "model.safetensors")
-    scheme = Scheme(4, 32)
-    for name in reader.quantized_names:
-        as_linear = before[f"{name}.weight"].T.contiguous()
-        scale = search_scale(as_linear, scheme, torch.float16, power=NEAREST_POWER)
-        twin = quantize_nearest(as_linear, scale, scheme)
-        assert torch.equal(reader.quantized(name).dequantize(torch.float32), twin.dequantize(torch.float32))
 
 
 def test_tied_head_survives_a_skip_list(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def tiny_qwen2(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0,
     del fields["head_dim"]
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen2Config(**fields))
-    _randomize_biases(model)
+    randomize_biases(model)
     return save(model, folder, dtype=dtype)
 
 
@@ -193,7 +193,7 @@ def tiny_gpt_neox(folder: Path, *, dtype: torch.dtype | None = None, seed: int =
     } | overrides
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(transformers.GPTNeoXConfig(**fields))
-    _randomize_biases(model)
+    randomize_biases(model)
     return save(model, folder, dtype=dtype)
 
 
@@ -231,7 +231,7 @@ def tiny_opt(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, *
     } | overrides
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(transformers.OPTConfig(**fields))
-    _randomize_biases(model)
+    randomize_biases(model)
     return save(model, folder, dtype=dtype)
 
 
@@ -249,7 +249,7 @@ def tiny_gpt2(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, 
     } | overrides
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(transformers.GPT2Config(**fields))
-    _randomize_biases(model)
+    randomize_biases(model)
     return save(model, folder, dtype=dtype)
 
 
@@ -265,7 +265,7 @@ def tiny_bert(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 0, 
     } | overrides
     torch.manual_seed(seed)
     model = transformers.BertModel(transformers.BertConfig(**fields))
-    _randomize_biases(model)
+    randomize_biases(model)
     return save(model, folder, dtype=dtype)
 
 
@@ -283,7 +283,7 @@ def tiny_roberta(folder: Path, *, dtype: torch.dtype | None = None, seed: int = 
     } | overrides
     torch.manual_seed(seed)
     model = transformers.RobertaModel(transformers.RobertaConfig(**fields))
-    _randomize_biases(model)
+    randomize_biases(model)
     return save(model, folder, dtype=dtype)
 
 
@@ -299,11 +299,11 @@ def tiny_distilbert(folder: Path, *, dtype: torch.dtype | None = None, seed: int
     } | overrides
     torch.manual_seed(seed)
     model = transformers.DistilBertModel(transformers.DistilBertConfig(**fields))
-    _randomize_biases(model)
+    randomize_biases(model)
     return save(model, folder, dtype=dtype)
 
 
-def _randomize_biases(model: torch.nn.Module) -> None:
+def randomize_biases(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
             torch.nn.init.normal_(parameter, std=0.1)

@@ -11,6 +11,7 @@ import typer
 
 from compress.cli.boundary import Done, run_guarded
 from compress.cli.terminal import Terminal
+from compress.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but results and errors.")]
@@ -20,6 +21,14 @@ Overwrite = Annotated[
 ]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute. auto: a GPU if torch sees one.")
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="What models and activations may take: 8GB; more is worked on in pieces, from the disk.  "
+        "[default: what is free]",
+    ),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on where an interrupted run of the same output stopped; else start it.")
@@ -76,6 +85,18 @@ def typed_command() -> str:
     return shlex.join(["compress", *sys.argv[1:]])
 
 
+def parse_memory(text: str | None) -> int | None:
+    """Bytes of `--memory`. Raises UsageError: the text is no size."""
+    if text is None:
+        return None
+    from compress.recipe.units import parse_size
+
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise UsageError(f"--memory: {error.message}", hint=error.hint) from error
+
+
 def run_recipe(
     terminal: Terminal,
     load: Callable[[], Any],
@@ -83,9 +104,11 @@ def run_recipe(
     overwrite: bool,
     resume: bool,
     device: str,
+    memory: str | None,
     trust_remote_code: bool,
 ) -> Done:
     """Runs the recipe that `load` gives and shows its report."""
+    allowed = parse_memory(memory)
     recipe = load()
     from compress.pipeline.job import Options
     from compress.pipeline.run import run
@@ -97,6 +120,7 @@ def run_recipe(
         trust_remote_code=trust_remote_code,
         resume=resume,
         command=typed_command(),
+        memory=allowed,
     )
     result = run(recipe, options, terminal)
     report_file = None if result.report_file is None else str(result.report_file)

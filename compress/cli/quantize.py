@@ -14,6 +14,7 @@ from compress.cli.options import (
     EvaluationTokens,
     Gates,
     Json,
+    Memory,
     NewTokens,
     Overwrite,
     Precision,
@@ -55,6 +56,9 @@ def quantize(
             "--symmetric/--asymmetric", help="Codes centred on zero, or a zero point per group.  [default: symmetric]"
         ),
     ] = None,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", help="Start from the weights of a model that is quantized already.")
+    ] = False,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Layers to leave alone, as well as the protected ones.")
     ] = None,
@@ -118,6 +122,7 @@ def quantize(
     gate: Gates = None,
     seed: Seed = None,
     device: Device = "auto",
+    memory: Memory = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -135,6 +140,7 @@ def quantize(
         "--format": format,
         "--group-size": group_size,
         "--symmetric": symmetric,
+        "--dequantize": dequantize or None,
         "--skip": skip or None,
         "--override": override or None,
         "--damping": damping,
@@ -170,6 +176,12 @@ def quantize(
     finish(
         terminal,
         lambda: run_recipe(
-            terminal, load, overwrite=overwrite, resume=resume, device=device, trust_remote_code=trust_remote_code
+            terminal,
+            load,
+            overwrite=overwrite,
+            resume=resume,
+            device=device,
+            memory=memory,
+            trust_remote_code=trust_remote_code,
         ),
     )

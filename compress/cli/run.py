@@ -6,13 +6,25 @@ from typing import Annotated, Any
 
 import typer
 
-from compress.cli.options import Device, Json, Overwrite, Quiet, Resume, TrustRemoteCode, Verbose, finish, run_recipe
+from compress.cli.options import (
+    Device,
+    Json,
+    Memory,
+    Overwrite,
+    Quiet,
+    Resume,
+    TrustRemoteCode,
+    Verbose,
+    finish,
+    run_recipe,
+)
 from compress.cli.terminal import Terminal
 
 
 def run(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="YAML file; `compress schema` describes it.")],
     device: Device = "auto",
+    memory: Memory = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -31,6 +43,12 @@ def run(
     finish(
         terminal,
         lambda: run_recipe(
-            terminal, load, overwrite=overwrite, resume=resume, device=device, trust_remote_code=trust_remote_code
+            terminal,
+            load,
+            overwrite=overwrite,
+            resume=resume,
+            device=device,
+            memory=memory,
+            trust_remote_code=trust_remote_code,
         ),
     )

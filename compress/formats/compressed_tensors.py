@@ -1,8 +1,9 @@
 """The compressed-tensors format: what vLLM and stock transformers load.
 
-W4A16 and W8A16 are `pack-quantized`, W8A8 is `int-quantized`. The configuration is built from the library's
-own classes, so that it says what the installed version understands. Stock transformers unpacks weights at the
-first forward pass, as `code * scale` in the dtype of the scale.
+W4A16 and W8A16 are `pack-quantized`, W8A8 is `int-quantized`, FP8 `float-quantized`. The configuration is built
+from the library's own classes, so that it says what the installed version understands. Stock transformers unpacks
+weights at the first forward pass, as `code * scale` in the dtype of the scale. Weights with zero points it loads only
+with `dequantize=True`, see `model/zero_points.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 
 from compress.formats import pack as packing
 from compress.formats.layout import stem_of
-from compress.scheme import PER_CHANNEL, QuantizedWeight, Scheme
+from compress.model.moe import is_expert_group
+from compress.scheme import PER_CHANNEL, QuantizedWeight, Scheme, Values
 
 if TYPE_CHECKING:
     from compress.model.anatomy import LinearLayer
@@ -60,6 +62,8 @@ def pack(layer: LinearLayer, weight: QuantizedWeight) -> dict[str, torch.Tensor]
         return tensors | {f"{stem}.weight": weight.codes.contiguous()}
     tensors[f"{stem}.weight_packed"] = packing.signed_to_int32(weight.codes, bits)
     tensors[f"{stem}.weight_shape"] = torch.tensor(weight.codes.shape, dtype=torch.int64)
+    if weight.zero_point is not None:
+        tensors[f"{stem}.weight_zero_point"] = packing.zeros_to_int32(weight.zero_point, bits)
     return tensors
 
 
@@ -70,7 +74,10 @@ def unpack(scheme: Scheme, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeig
         return QuantizedWeight(tensors["weight"], scale, None, scheme)
     out, width = (int(size) for size in tensors["weight_shape"])
     codes = packing.int32_to_signed(tensors["weight_packed"], scheme.bits, (out, width))
-    return QuantizedWeight(codes, scale, None, scheme)
+    if scheme.symmetric:
+        return QuantizedWeight(codes, scale, None, scheme)
+    zero_point = packing.int32_to_zeros(tensors["weight_zero_point"], scheme.bits, (out, scale.shape[1]))
+    return QuantizedWeight(codes, scale, zero_point, scheme)
 
 
 def scheme_of(group: Mapping[str, Any]) -> Scheme:
@@ -82,14 +89,17 @@ def scheme_of(group: Mapping[str, Any]) -> Scheme:
         group_size=weights["group_size"] if grouped else PER_CHANNEL,
         symmetric=weights["symmetric"],
         activation_bits=8 if group.get("input_activations") else None,
+        values="float" if weights.get("type") == "float" else "int",
     )
 
 
-def input_arguments() -> Any:
-    """How the inputs of a W8A8 layer are rounded: int8, symmetric, one scale per token, found at run time."""
+def input_arguments(values: Values) -> Any:
+    """How the inputs of a W8A8 layer are rounded: int8 or e4m3, symmetric, one scale per token, found at run time."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationStrategy
 
-    return QuantizationArgs(num_bits=8, symmetric=True, strategy=QuantizationStrategy.TOKEN, dynamic=True)
+    return QuantizationArgs(
+        num_bits=8, type=_type(values), symmetric=True, strategy=QuantizationStrategy.TOKEN, dynamic=True
+    )
 
 
 def patterns(mine: Sequence[LinearLayer], layers: Sequence[LinearLayer]) -> list[str]:
@@ -98,30 +108,57 @@ def patterns(mine: Sequence[LinearLayer], layers: Sequence[LinearLayer]) -> list
     A pattern is matched from the start of a module's name. It leaves the base model's prefix open, so that it
     holds for the bare model (AutoModel) too, whose names lack it.
     """
-    everywhere = {layer.block for layer in layers}
+    everywhere: dict[str, set[int]] = {}
+    for layer in layers:
+        everywhere.setdefault(layer.place.stack, set()).add(layer.place.index)
+    ends = _ends(list(everywhere))
     found: dict[tuple[str, str], set[int]] = {}
     for layer in mine:
-        outside, _, inside = layer.name.partition(f".{layer.block}.")
-        found.setdefault((outside.rpartition(".")[2], inside), set()).add(layer.block)
+        found.setdefault((layer.place.stack, _inside(layer)), set()).add(layer.place.index)
     targets = []
-    for (stem, inside), blocks in found.items():
-        numbers = r"\d+" if blocks == everywhere else f"(?:{'|'.join(map(str, sorted(blocks)))})"
-        targets.append(rf"re:(?:.*\.)?{re.escape(stem)}\.{numbers}\.{re.escape(inside)}$")
+    for (stack, inside), blocks in found.items():
+        numbers = r"\d+" if blocks == everywhere[stack] else f"(?:{'|'.join(map(str, sorted(blocks)))})"
+        targets.append(rf"re:(?:.*\.)?{re.escape(ends[stack])}\.{numbers}\.{inside}$")
     return targets
 
 
+def _inside(layer: LinearLayer) -> str:
+    """A pattern for the layer's name inside its block. Experts share one: all of them have one scheme, and vLLM asks
+    for it by names that not every file uses (".experts.0.gate_proj").
+    """
+    if not is_expert_group(layer.fused):
+        return re.escape(layer.place.inside)
+    path = layer.place.inside.rpartition(".")[0].rpartition(".")[0]
+    return rf"{re.escape(path)}\.\d+\.\w+"
+
+
+def _ends(stacks: Sequence[str]) -> dict[str, str]:
+    """For each list of blocks as few of its name's last parts as tell it from the others ("encoder.layers")."""
+    for count in range(1, max(stack.count(".") for stack in stacks) + 2):
+        ends = {stack: ".".join(stack.split(".")[-count:]) for stack in stacks}
+        if len(set(ends.values())) == len(stacks):
+            break
+    return ends
+
+
 def _format(scheme: Scheme) -> str:
-    return "pack-quantized" if scheme.activation_bits is None else "int-quantized"
+    return "pack-quantized" if scheme.activation_bits is None else f"{_type(scheme.values)}-quantized"
+
+
+def _type(values: Values) -> str:
+    return "float" if values == "float" else "int"
 
 
 def _group(scheme: Scheme, targets: list[str]) -> Any:
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     if scheme.group_size == PER_CHANNEL:
-        weights = QuantizationArgs(num_bits=scheme.bits, symmetric=scheme.symmetric, strategy="channel")
+        weights = QuantizationArgs(
+            num_bits=scheme.bits, type=_type(scheme.values), symmetric=scheme.symmetric, strategy="channel"
+        )
     else:
         weights = QuantizationArgs(
             num_bits=scheme.bits, symmetric=scheme.symmetric, strategy="group", group_size=scheme.group_size
         )
-    inputs = None if scheme.activation_bits is None else input_arguments()
+    inputs = None if scheme.activation_bits is None else input_arguments(scheme.values)
     return QuantizationScheme(targets=targets, weights=weights, input_activations=inputs, format=_format(scheme))

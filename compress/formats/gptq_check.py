@@ -17,19 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from compress.formats import gptq
-from compress.model.architectures import ARCHITECTURES
+from compress.model.architectures import ARCHITECTURES, Architecture
+from compress.model.moe import block_linears, is_expert_group
 
 _ALLOWED: dict[str, tuple[object, ...]] = {
     "quant_method": ("gptq",),
-    "checkpoint_format": ("gptq",),  # gptq_v2 stores zero points without the offset of 1
+    "checkpoint_format": gptq.FORMATS,
     "bits": (4, 8),
-    "sym": (True,),
+    "sym": (True, False),
     "desc_act": (False,),
     "lm_head": (False,),
 }
 _ALLOWED_IF_THERE: dict[str, tuple[object, ...]] = {
     "pack_dtype": ("int32",),
-    "format": ("gptq",),  # other spellings of checkpoint_format and quant_method
+    "format": gptq.FORMATS,  # other spellings of checkpoint_format and quant_method
     "method": ("gptq",),
     "is_marlin_format": (False,),
 }
@@ -72,6 +73,11 @@ def _value_faults(config: Mapping[str, Any], where: str) -> Iterator[str]:
         expected = [json.dumps(value) for value in allowed]
         if (key in config or key in _ALLOWED) and _json(config, key) not in expected:
             yield f"{where}: {key}: found {_json(config, key)}, expected {' or '.join(expected)}"
+    version = config.get("checkpoint_format")
+    if config.get("format", version) != version:
+        yield f"{where}: format: found {_json(config, 'format')}, expected {_json(config, 'checkpoint_format')}"
+    if config.get("sym") is False and version == "gptq":
+        yield f"{where}: sym: found false, expected true: version 1 of the format has no zero point of 0"
     size = config.get("group_size")
     if type(size) is not int or (size != -1 and size < 1):
         yield f"{where}: group_size: found {_json(config, 'group_size')}, expected -1 or a positive integer"
@@ -121,7 +127,7 @@ def _layer_faults(config: Mapping[str, Any], model: Mapping[str, Any], tensors: 
     seen: set[str] = set()
     for block in range(depth):
         members: dict[str, list[str]] = {}
-        for suffix, fused in entry.linears:
+        for suffix, fused in block_linears(entry.linears, entry.experts, model, block):
             name = f"{entry.blocks}.{block}.{suffix}"
             members.setdefault(fused, []).append(name)
             seen.add(prefixes[0] + name)
@@ -131,6 +137,7 @@ def _layer_faults(config: Mapping[str, Any], model: Mapping[str, Any], tensors: 
             for fused, names in members.items():
                 members_quantized = [prefix + name for name in names if prefixes[0] + name in quantized]
                 yield from _fused_faults(config, fused, prefix + names[0], members_quantized)
+            yield from _expert_faults(config, entry, f"{prefix}{entry.blocks}.{block}", members)
     for name in sorted(quantized - seen):
         yield f"{name}: found a qweight, expected none: it is no linear layer of a block"
 
@@ -162,6 +169,20 @@ def _fused_faults(config: Mapping[str, Any], fused: str, member: str, quantized:
         scheme, own = gptq.scheme_of(config, name), gptq.scheme_of(config, part)
         if scheme != own:
             yield f"{where}: found {scheme.label}, expected {own.label} as {part.rpartition('.')[2]} has"
+
+
+def _expert_faults(
+    config: Mapping[str, Any], entry: Architecture, block: str, members: Mapping[str, list[str]]
+) -> Iterator[str]:
+    """vLLM asks the rules about the experts of a block by their common name, GPTQModel by those of the stock class."""
+    first = next((names[0] for group, names in members.items() if is_expert_group(group)), None)
+    if first is None or entry.experts is None:
+        return
+    own = gptq.override(config, f"{block}.{entry.experts.path}.0.{entry.experts.gate}")
+    for name in (f"{block}.{entry.experts.path}", f"{block}.{entry.experts.module}.0.gate_proj"):
+        if gptq.override(config, name) != own:
+            found, expected = json.dumps(gptq.override(config, name)), json.dumps(own)
+            yield f"quantization_config: dynamic: {name}: found {found}, expected {expected}, as its experts have"
 
 
 def _json(config: Mapping[str, Any], key: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compress.errors import UsageError
+from compress.formats import bitsandbytes_layout, gguf_layout
 from compress.formats.stored import DTYPE_ORDER, StoredTensor
 from compress.scheme import PER_CHANNEL, Scheme
 
@@ -162,8 +163,8 @@ def _compressed_tensors(layer: LinearLayer, scheme: Scheme) -> tuple[StoredTenso
 def _compressed_tensors_refusal(layer: LinearLayer, scheme: Scheme) -> str | None:
     if layer.transposed:
         return "stock loaders of compressed-tensors know only nn.Linear and would leave this Conv1D at random"
-    if scheme.values == "nf4":
-        return "compressed-tensors has no NF4"
+    if scheme.values in ("nf4", "llm_int8"):
+        return f"compressed-tensors has no {scheme.label}"
     if scheme.activation_bits is not None and (scheme.bits, scheme.group_size) != (8, PER_CHANNEL):
         return "weights whose inputs are rounded must have 8 bits and one scale per output channel"
     return _undivided(layer, scheme)
@@ -177,5 +178,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "compressed-tensors": Layout(_compressed_tensors, _compressed_tensors_refusal, _own_or_half),
     "gptq": Layout(_gptq_tensors, _gptq_refusal, lambda _dtype: "F16"),
     "gptq_v2": Layout(_gptq_tensors, _gptq_v2_refusal, lambda _dtype: "F16"),
+    "bitsandbytes": Layout(bitsandbytes_layout.tensors, bitsandbytes_layout.refusal, lambda _dtype: "F32"),
+    "gguf": Layout(gguf_layout.layer_tensors, gguf_layout.refusal, lambda _dtype: "F16"),
     "safetensors": Layout(lambda _layer, _scheme: (), _plain_refusal, _own_or_half),
 }

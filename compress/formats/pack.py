@@ -2,9 +2,11 @@
 
 Both layouts put the first code into the lowest bits. They differ in axis and in zero point:
 
-    gptq, version 1      qweight: unsigned codes along the input, [in, out] -> [words(in), out]
-                         qzeros:  zero point - 1 along the output, [groups, out] -> [groups, words(out)]
+    gptq                 qweight: unsigned codes along the input, [in, out] -> [words(in), out]
+                         qzeros:  unsigned zero points along the output, [groups, out] -> [groups, words(out)];
+                                  version 1 stores each of them less 1
     compressed-tensors   codes + 2^(bits-1) along the input, [out, in] -> [out, words(in)]
+                         zero points + 2^(bits-1) along the output, [out, groups] -> [words(out), groups]
 
 with words(n) = ceil(n * bits / 32).
 
@@ -12,6 +14,8 @@ The inverse of the gptq layout stands in `formats/read.py`, written from the des
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch.nn import functional
@@ -44,9 +48,17 @@ def gptq_qweight(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return pack_rows((codes.to(torch.int32) + 2 ** (bits - 1)).T, bits)
 
 
-def gptq_qzeros(groups: int, out: int, bits: int) -> torch.Tensor:
-    """qzeros of a symmetric layer, int32 [groups, ceil(out * bits / 32)]: version 1 stores 2^(bits-1) - 1."""
-    return pack_columns(torch.full((groups, out), 2 ** (bits - 1) - 1), bits)
+def gptq_qzeros(zero_points: torch.Tensor, bits: int, version: Literal[1, 2]) -> torch.Tensor:
+    """Signed zero points int8 [out, groups] -> qzeros int32 [groups, ceil(out * bits / 32)].
+
+    Raises:
+        ValueError: version 1, which stores zero points less 1, has no bits for the lowest one.
+    """
+    unsigned = zero_points.T.to(torch.int32) + 2 ** (bits - 1)
+    stored = unsigned - 1 if version == 1 else unsigned
+    if bool((stored < 0).any()):
+        raise ValueError("version 1 of gptq cannot store a zero point of 0")
+    return pack_columns(stored, bits)
 
 
 def signed_to_int32(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -63,3 +75,19 @@ def int32_to_signed(packed: torch.Tensor, bits: int, shape: tuple[int, int]) -> 
 
     codes: torch.Tensor = unpack_from_int32(packed, bits, torch.Size(shape))
     return codes.contiguous()
+
+
+def zeros_to_int32(zero_points: torch.Tensor, bits: int) -> torch.Tensor:
+    """Signed zero points int8 [out, groups] -> int32 [ceil(out * bits / 32), groups], in compressed-tensors' layout."""
+    from compressed_tensors.compressors.pack_quantized import pack_to_int32
+
+    packed: torch.Tensor = pack_to_int32(zero_points, bits, packed_dim=0)
+    return packed.contiguous()
+
+
+def int32_to_zeros(packed: torch.Tensor, bits: int, shape: tuple[int, int]) -> torch.Tensor:
+    """The inverse of `zeros_to_int32`: int8 of `shape`."""
+    from compressed_tensors.compressors.pack_quantized import unpack_from_int32
+
+    zero_points: torch.Tensor = unpack_from_int32(packed, bits, torch.Size(shape), packed_dim=0)
+    return zero_points.contiguous()

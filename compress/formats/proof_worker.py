@@ -1,4 +1,4 @@
-"""The process behind `proof.prove`: a job in JSON on stdin, what was found in JSON on stdout.
+"""The process behind `proof.prove`: a job, or a list of jobs, in JSON on stdin; what was found in JSON on stdout.
 
 The checks, in this order; a folder that fails one of the first five is not looked at further:
 
@@ -20,26 +20,35 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
 from transformers import DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from compress.divergence import token_kl
 from compress.errors import CompressError
+from compress.formats import bitsandbytes, gguf_check, proof_blocks, proof_inputs
 from compress.formats.plain import cast_config
 from compress.formats.proof import ProofCheck, ProofRecord, stored_sha256
-from compress.formats.read import Reader
-from compress.model.checkpoint import Checkpoint, open_checkpoint
+from compress.formats.proof_inputs import read_cases
+from compress.formats.read import Reader, open_reader
+from compress.formats.rounded_inputs import round_inputs_of
+from compress.formats.rounded_products import take_back_rounding
+from compress.model.architectures import ARCHITECTURES
+from compress.model.checkpoint import CONFIG_FILE, Checkpoint, open_checkpoint, parse_config
+from compress.model.experts import expert_weight
+from compress.model.gguf_header import read_gguf_header
 from compress.model.load import build_model, load_original
+from compress.model.naming import module_finder
 from compress.model.safetensors_header import HeaderError, read_header
 from compress.model.sidefiles import CARD, SOURCE_CARD, side_files
+from compress.model.zero_points import needs_dequantizing
 from compress.orphans import die_with_parent
 
 KL_LIMIT = 1e-5
@@ -66,19 +75,32 @@ def main() -> None:
     answer_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # Whatever a library prints must not end up in the answer.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    job = json.load(sys.stdin)
-    die_with_parent(job["parent"])
-    record = run(job)
+    asked = json.load(sys.stdin)
+    many = isinstance(asked, list)
+    for parent in {job["parent"] for job in (asked if many else [asked])}:
+        die_with_parent(parent)
+    answer = [asdict(run_one_of_many(job)) for job in asked] if many else asdict(run(asked))
     with answer_to:
-        json.dump(asdict(record), answer_to)
+        json.dump(answer, answer_to)
+
+
+def run_one_of_many(job: Mapping[str, Any]) -> ProofRecord:
+    """As `run`; what would end the process is a failed check, so that the other jobs have their answers."""
+    try:
+        return run(job)
+    except Exception as error:  # noqa: BLE001 - whatever a loader raises is an answer about this folder
+        traceback.print_exc()
+        fault = ProofCheck("process", False, f"{type(error).__name__}: {error}")
+        return ProofRecord("none", (fault,), None, None, 0, 0)
 
 
 def run(job: Mapping[str, Any]) -> ProofRecord:
-    """All checks of one job; see `proof.prove` for its keys."""
+    """All checks of one job; see `proof.ProofJob` for its keys."""
     torch.set_num_threads(job["threads"])
     stage = Path(job["stage"])
     stock = job["loader"] == "stock"
-    method = f"transformers {transformers.__version__}" if stock else "independent reader"
+    method = loader_name(stage) if stock else "independent reader"
+    method = proof_blocks.METHOD if job["by_block"] else method
     checks = [check_files(stage, job["planned"])]
     if checks[-1].passed and job["source"] is not None:
         source = Path(job["source"])
@@ -87,6 +109,12 @@ def run(job: Mapping[str, Any]) -> ProofRecord:
         checks.append(check_side_files(stage, source, trust_remote_code=job["trust_remote_code"]))
     if not all(check.passed for check in checks):
         return ProofRecord(method, tuple(checks), None, None, 0, 0)
+    if job["by_block"]:
+        walked = proof_blocks.walk_checks(
+            stage, Path(job["source"]), Path(job["logits"]), job["weight_sha256"], DIFFERENCE_LIMIT
+        )
+        checks += walked.checks
+        return ProofRecord(method, tuple(checks), None, walked.difference, walked.windows, walked.tokens)
     try:
         model = load(stage, stock=stock, trust_remote_code=job["trust_remote_code"])
     except CompressError as error:
@@ -94,37 +122,54 @@ def run(job: Mapping[str, Any]) -> ProofRecord:
         return ProofRecord(method, tuple(checks), None, None, 0, 0)
     checks.append(ProofCheck("loading", True, f"{type(model).__name__}, no weight missing or left over"))
     decoder = job["kind"] == "decoder"
-    outputs = compare_outputs(model, Path(job["logits"]), decoder=decoder)
+    outputs = compare_outputs(model, Path(job["logits"]), job["kind"])
     checks.append(check_outputs(outputs))
     if job["weight_sha256"]:
         # compressed-tensors unpacks weights at the first forward pass, so this comes after it.
-        checks.append(check_weights(model, job["weight_sha256"]))
+        checks.append(check_weights(model, job["weight_sha256"], stage))
     if decoder:
-        prompt = next(windows(Path(job["logits"])))[0]
+        prompt = next(read_cases(Path(job["logits"])))[0]["input_ids"][0]
         checks.append(check_cache(model, prompt, outputs.span))
     checks.append(check_tie(model))
+    if open_checkpoint(stage).is_gguf and gguf_check.llama_version() is not None:
+        checks.append(gguf_check.check_llama(stage, Path(job["logits"]), job["threads"]))
     return ProofRecord(method, tuple(checks), outputs.kl_mean, outputs.difference, outputs.windows, outputs.tokens)
+
+
+def loader_name(stage: Path) -> str:
+    """Stock transformers, and what it has to be told."""
+    told = ", dequantize=True" if needs_dequantizing(parse_config(stage / CONFIG_FILE)) else ""
+    return f"transformers {transformers.__version__}{told}"
 
 
 def load(stage: Path, *, stock: bool, trust_remote_code: bool) -> PreTrainedModel:
     """The folder in float32, through stock `from_pretrained` or through the reader. Raises CompressError."""
     if stock:
         checkpoint = open_checkpoint(stage)
-        return load_original(checkpoint, dtype=torch.float32, device="cpu", trust_remote_code=trust_remote_code)
-    state = Reader(stage).state_dict(torch.float32)
-    return build_model(stage, state, dtype=torch.float32, device="cpu", trust_remote_code=trust_remote_code)
+        model = load_original(checkpoint, dtype=torch.float32, device="cpu", trust_remote_code=trust_remote_code)
+        bitsandbytes.exact(model)
+        if needs_dequantizing(checkpoint.config):
+            take_back_rounding(model, stage)
+        return model
+    reader = open_reader(stage)
+    state = reader.state_dict(torch.float32)
+    model = build_model(stage, state, dtype=torch.float32, device="cpu", trust_remote_code=trust_remote_code)
+    round_inputs_of(model, {name: reader.scheme(name) for name in reader.quantized_names})
+    return model
 
 
 def check_files(stage: Path, planned: list[dict[str, Any]]) -> ProofCheck:
     """The weight files of the folder against the plan."""
     faults = []
     names = {shard["file"] for shard in planned}
-    faults += [f"{path.name} was not planned" for path in stage.glob("*.safetensors") if path.name not in names]
+    there = [*stage.glob("*.safetensors"), *stage.glob("*.gguf")]
+    faults += [f"{path.name} was not planned" for path in there if path.name not in names]
     count = 0
     for shard in planned:
         path = stage / shard["file"]
         try:
-            found = {tensor.name: [tensor.dtype, list(tensor.shape)] for tensor in read_header(path)}
+            header = read_gguf_header(path) if path.suffix == ".gguf" else read_header(path)
+            found = {tensor.name: [tensor.dtype, list(tensor.shape)] for tensor in header}
         except (HeaderError, OSError) as error:
             faults.append(f"{path.name}: {error}")
             continue
@@ -146,6 +191,9 @@ def check_original(stage: Path, source: Path, replaced: Mapping[str, str]) -> Pr
     """
     try:
         result, original = open_checkpoint(stage), open_checkpoint(source)
+        if result.is_gguf:
+            faults, count = gguf_check.original_faults(stage, original)
+            return _check("original", faults, f"{count} tensors equal the original's, rounded as the file stores them")
         quantized = {f"{name}.weight" for name in Reader(stage).quantized_names}
     except CompressError as error:
         return ProofCheck("original", False, error.message)
@@ -197,29 +245,21 @@ def check_side_files(stage: Path, source: Path, *, trust_remote_code: bool) -> P
     return _check("side files", faults, f"{len(wanted)} files equal the original's, byte by byte")
 
 
-def windows(path: Path) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(ids [T], measured outputs [T, V]) of each window in the file."""
-    with safe_open(path, framework="pt") as file:
-        count = sum(key.startswith("window.") for key in file.keys())  # noqa: SIM118 - no mapping
-        for index in range(count):
-            measured = file.get_tensor(f"logits.{index}")
-            yield file.get_tensor(f"window.{index}").reshape(-1), measured.reshape(-1, measured.shape[-1])
-
-
 @torch.inference_mode()
-def compare_outputs(model: PreTrainedModel, path: Path, *, decoder: bool) -> Outputs:
+def compare_outputs(model: PreTrainedModel, path: Path, kind: str) -> Outputs:
     """The folder's outputs against the measured ones, window by window."""
     finite, tokens, count = True, 0, 0
     divergence, difference = 0.0, 0.0
     lowest, highest = float("inf"), float("-inf")
-    for ids, measured in windows(path):
-        found = _outputs(model, ids, decoder=decoder)  # [T, V]
+    decoder = kind == "decoder"
+    for inputs, measured in read_cases(path):
+        found = proof_inputs.outputs(model, inputs, kind)  # [T, V]
         finite = finite and bool(found.isfinite().all() and measured.isfinite().all())
         difference = max(difference, float((found - measured).abs().max()))
         lowest, highest = min(lowest, float(measured.min())), max(highest, float(measured.max()))
         if decoder:
             divergence += float(token_kl(measured, found).sum())
-        tokens += len(ids)
+        tokens += len(measured)
         count += 1
     span = (highest - lowest) or 1.0
     kl_mean = divergence / tokens if decoder else None
@@ -240,15 +280,26 @@ def check_outputs(outputs: Outputs) -> ProofCheck:
     return _check("outputs", faults, f"{divergence}largest difference {outputs.difference:.3g} of the range {where}")
 
 
-def check_weights(model: PreTrainedModel, weight_sha256: Mapping[str, str]) -> ProofCheck:
-    """Weights of the loaded model, as float32 [out, in], against our hashes."""
+def check_weights(model: PreTrainedModel, weight_sha256: Mapping[str, str], stage: Path) -> ProofCheck:
+    """Weights of the loaded model, as float32 [out, in], against our hashes.
+
+    Experts may be rounded by stock loading, see `Reader.as_loaded`: then they must be exactly that.
+    """
     modules = dict(model.named_modules())
-    faults = []
+    entry = ARCHITECTURES.get(model.config.model_type)
+    experts = None if entry is None else entry.experts
+    reader = None if experts is None else Reader(stage)
+    find, faults = module_finder(model), []
     for name, expected in weight_sha256.items():
-        weight = getattr(modules.get(name), "weight", None)
+        module = modules.get(find(name) or "")
+        weight = _weight(module)
+        if weight is None and experts is not None and reader is not None:
+            weight = expert_weight(modules, name, experts)
+            if weight is not None and torch.equal(weight.float(), reader.as_loaded(name)):
+                weight = reader.quantized(name).dequantize(torch.float32)
         if not isinstance(weight, torch.Tensor):
             faults.append(f"{name}: the loaded model has no such weight")
-        elif _sha256(weight.T if isinstance(modules[name], Conv1D) else weight) != expected:
+        elif _sha256(weight.T if isinstance(module, Conv1D) else weight) != expected:
             faults.append(f"{name}: the weight differs from ours")
     return _check("weights", faults, f"{len(weight_sha256)} weights equal ours, bit for bit")
 
@@ -256,13 +307,13 @@ def check_weights(model: PreTrainedModel, weight_sha256: Mapping[str, str]) -> P
 def check_cache(model: PreTrainedModel, ids: torch.Tensor, span: float) -> ProofCheck:
     """Greedy decoding with and without cache; they may part where the two best tokens are as good as tied.
 
-    The inputs of W8A8 layers are not rounded here. A rounding step turns the last-bit differences between a
+    The inputs of W8A8, FP8 and LLM.int8 layers are not rounded here. A rounding step turns the last-bit differences between a
     cached and an uncached matrix product, which any right model has, into steps of 1/127: on a model of 30
     layers they moved logits by more than 1e-3 of the range.
     """
+    bitsandbytes.unrounded(model)
     for module in model.modules():
-        if hasattr(module, "quantization_scheme"):
-            setattr(module, "quantization_enabled", False)  # noqa: B010 - compressed-tensors' own switch, unknown to types
+        setattr(module, "quantization_enabled", False)  # noqa: B010 - compressed-tensors' own switch, unknown to types
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * NEW_TOKENS
     prompt = ids[: max(1, min(NEW_TOKENS, limit - NEW_TOKENS))].unsqueeze(0)
     steps = min(NEW_TOKENS, limit - prompt.shape[1])
@@ -298,22 +349,20 @@ def greedy(
 
 
 def check_tie(model: PreTrainedModel) -> ProofCheck:
-    """Tied embeddings must be one tensor, not two equal ones."""
-    find_head: Callable[[], torch.nn.Module | None] = model.get_output_embeddings
-    head = find_head()
-    if head is None or not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+    """Tied weights must be one tensor, not two equal ones."""
+    ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    broken = [name for name, other in ties.items() if parameters.get(name) is not parameters.get(other)]
+    if not ties:
         return ProofCheck("tie", True, "config.json ties no embeddings")
-    shared = head.weight is model.get_input_embeddings().weight
-    return ProofCheck("tie", shared, "tied embeddings share their memory" if shared else "the tie is broken")
+    names = ", ".join(sorted({*ties, *ties.values()}))
+    return _check("tie", [f"{name} is broken away" for name in broken], f"one tensor: {names}")
 
 
-def _outputs(model: PreTrainedModel, ids: torch.Tensor, *, decoder: bool) -> torch.Tensor:
-    """Logits [T, V] of a decoder, last hidden state [T, H] of an encoder."""
-    if decoder:
-        logits: torch.Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits
-        return logits[0].float()
-    hidden: torch.Tensor = model(input_ids=ids.unsqueeze(0), output_hidden_states=True).hidden_states[-1]
-    return hidden[0].float()
+def _weight(module: torch.nn.Module | None) -> torch.Tensor | None:
+    """What a module multiplies with: its weight, or what a quantized layer of bitsandbytes makes of it."""
+    dense = None if module is None else bitsandbytes.dequantized(module)
+    return getattr(module, "weight", None) if dense is None else dense
 
 
 def _check(name: str, faults: list[str], good: str) -> ProofCheck:

@@ -12,11 +12,11 @@ and the library's order of tensors, kept here, is: wider dtypes first, then by n
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
-from compress.model.safetensors_header import DTYPE_BITS
+from compress.model.safetensors_header import tensor_bytes
 
 # The order in which the safetensors library lays dtypes out.
 _DTYPES = (
@@ -29,7 +29,7 @@ DTYPE_ORDER = {dtype: position for position, dtype in enumerate(_DTYPES)}
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of an output file. `dtype` is safetensors' name ("BF16")."""
+    """One tensor of an output file. `dtype` is safetensors' name ("BF16"), or ggml's where there is none ("Q4_0")."""
 
     name: str
     dtype: str
@@ -37,7 +37,23 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+        return tensor_bytes(self.dtype, self.shape)
+
+
+class WeightFile(Protocol):
+    """One planned weight file of any format."""
+
+    @property
+    def file(self) -> str:
+        """Its name."""
+
+    @property
+    def tensors(self) -> tuple[StoredTensor, ...]:
+        """In the order of the file."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file, header included."""
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,16 @@
 """Writes a complete model folder: weight files, index, config.json, and the source's side files.
 
-Weight files are assembled one at a time, in the layout that `formats/layout.py` predicts, and written here
-rather than by the library: the bytes are the same (a test compares them), but the permissions are the
-umask's, a full disk is an ordinary OSError, and nothing is copied on the way.
+Weight files are written one tensor at a time, in the layout that `formats/layout.py` predicts, and here rather than by
+the library: the bytes are the same (a test compares them), but one layer at a time is in memory, the permissions are
+the umask's, and a full disk is an ordinary OSError.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,34 @@ import torch
 
 from compress.durable import space_for, write_bytes
 from compress.errors import BrokenResultError
-from compress.formats import compressed_tensors, gptq, plain
+from compress.formats import bitsandbytes, compressed_tensors, gptq, plain
+from compress.formats.class_names import by_class_names, untouched_modules
 from compress.formats.layout import layer_tensors, stored_tensors
-from compress.formats.stored import Shard, shard_layout
+from compress.formats.stored import Shard, StoredTensor, shard_layout
 from compress.model.anatomy import LinearLayer, anatomy
 from compress.model.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
-from compress.model.load import model_class
 from compress.model.sidefiles import copy_side_files
 from compress.progress import Advance, Progress
 from compress.scheme import QuantizedWeight, Scheme
 
 Pack = Callable[[LinearLayer, QuantizedWeight], dict[str, torch.Tensor]]
 
-_PACK: dict[str, Pack] = {"compressed-tensors": compressed_tensors.pack, "gptq": gptq.pack}
+_PACK: dict[str, Pack] = {
+    "compressed-tensors": compressed_tensors.pack,
+    "gptq": partial(gptq.pack, version=1),
+    "gptq_v2": partial(gptq.pack, version=2),
+    "bitsandbytes": bitsandbytes.pack,
+}
+_CODES = {"float": torch.float8_e4m3fn}
+"""Dtype of codes by the values that they stand for; the others are int8."""
 _TORCH_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32,
     "I64": torch.int64,
 }
@@ -73,18 +83,14 @@ def write_checkpoint(
             than planned.
         MissingResourceError: the disk is full.
     """
-    planned = stored_tensors(format_name, source.tensors, layers, schemes, cast=cast)
-    shards = shard_layout(planned, max_shard_size)
-    pieces = _Pieces(source, format_name, layers, schemes, quantized, cast, replaced or {})
-    stage.mkdir(parents=True, exist_ok=True)
-    written = []
-    with progress.phase("write weights", sum(shard.data_bytes for shard in shards)) as advance:
-        for shard in shards:
-            write_shard(stage, shard, pieces.of(shard, advance))
-            written.append(shard.file)
-    if len(shards) > 1:
-        write_bytes(stage / INDEX_FILE, _dump(_index(shards), sort=True).encode())
-        written.append(INDEX_FILE)
+    if format_name == "gguf":
+        stage.mkdir(parents=True, exist_ok=True)
+        written = [_write_gguf(source, stage, layers, schemes, quantized, progress)]
+    else:
+        pieces = _Pieces(source, format_name, layers, schemes, quantized, cast, replaced or {})
+        planned = stored_tensors(format_name, source.tensors, layers, schemes, cast=cast)
+        stage.mkdir(parents=True, exist_ok=True)
+        written = _write_shards(stage, shard_layout(planned, max_shard_size), pieces, progress)
     side_files = copy_side_files(source.folder, stage, trust_remote_code=trust_remote_code)
     for name in side_files:
         _sync(stage / name)
@@ -94,32 +100,87 @@ def write_checkpoint(
     return tuple(sorted(written))
 
 
-def write_shard(folder: Path, shard: Shard, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes one weight file; `tensors` must hold what the shard lists, in the listed dtypes and shapes.
+def _write_shards(stage: Path, shards: Sequence[Shard], pieces: _Pieces, progress: Progress) -> list[str]:
+    """Weight files of safetensors, and their index where there are several."""
+    written = []
+    with progress.phase("write weights", sum(shard.data_bytes for shard in shards)) as advance:
+        for shard in shards:
+            write_shard(stage, shard, pieces.of(shard, advance))
+            written.append(shard.file)
+    if len(shards) > 1:
+        write_bytes(stage / INDEX_FILE, _dump(_index(shards), sort=True).encode())
+        written.append(INDEX_FILE)
+    return written
+
+
+def _write_gguf(
+    source: Checkpoint,
+    stage: Path,
+    layers: Sequence[LinearLayer],
+    schemes: Mapping[str, Scheme],
+    quantized: Callable[[str], QuantizedWeight],
+    progress: Progress,
+) -> str:
+    """The one weight file of llama.cpp."""
+    from compress.formats.gguf_layout import gguf_file
+    from compress.formats.gguf_write import write_gguf
+
+    chosen = {layer.name: layer for layer in layers if layer.name in schemes}
+
+    def checked(name: str) -> QuantizedWeight:
+        weight = quantized(name)
+        check_weight(chosen[name], weight, schemes[name])
+        return weight
+
+    return write_gguf(
+        source,
+        stage,
+        gguf_file(source, anatomy(source), schemes),
+        layer_of={layer.tensor: name for name, layer in chosen.items()},
+        quantized=checked,
+        progress=progress,
+    )
+
+
+def write_shard(folder: Path, shard: Shard, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Writes one weight file. Each tensor goes to its place as it comes, whatever the order, and is not kept.
+
+    Args:
+        tensors: (name, tensor) of all that the shard lists, in the listed dtypes and shapes.
 
     Raises:
-        BrokenResultError: a tensor is of another dtype or shape than planned.
+        BrokenResultError: a tensor is of another dtype or shape than planned, or missing.
         MissingResourceError: the disk is full.
     """
+    path, header = folder / shard.file, shard.header()
+    places, position = {}, len(header)
     for stored in shard.tensors:
-        tensor = tensors[stored.name]
-        expected = _TORCH_DTYPES.get(stored.dtype, tensor.dtype)
-        if tensor.dtype != expected or tensor.nbytes != stored.nbytes or tuple(tensor.shape) != stored.shape:
-            raise BrokenResultError(
-                f"{stored.name}: planned as {stored.dtype} {list(stored.shape)}, but it is "
-                f"{tensor.dtype} {list(tensor.shape)}."
-            )
-    path = folder / shard.file
+        places[stored.name] = (stored, position)
+        position += stored.nbytes
     with space_for(path, shard.nbytes), path.open("wb") as file:
-        file.write(shard.header())
-        for stored in shard.tensors:
-            file.write(_bytes_of(tensors[stored.name]))
+        file.write(header)
+        for name, tensor in tensors:
+            stored, begin = places.pop(name)
+            _check_form(stored, tensor)
+            file.seek(begin)
+            file.write(_bytes_of(tensor))
+        if places:
+            raise BrokenResultError(f"{shard.file}: nothing was given for {', '.join(sorted(places))}.")
         file.flush()
         os.fsync(file.fileno())
 
 
+def _check_form(stored: StoredTensor, tensor: torch.Tensor) -> None:
+    expected = _TORCH_DTYPES.get(stored.dtype, tensor.dtype)
+    if tensor.dtype != expected or tensor.nbytes != stored.nbytes or tuple(tensor.shape) != stored.shape:
+        raise BrokenResultError(
+            f"{stored.name}: planned as {stored.dtype} {list(stored.shape)}, but it is "
+            f"{tensor.dtype} {list(tensor.shape)}."
+        )
+
+
 class _Pieces:
-    """Assembles the tensors of a weight file from the source and from quantized weights."""
+    """Gives the tensors of a weight file, from the source and from quantized weights, one layer in memory at a time."""
 
     def __init__(
         self,
@@ -141,20 +202,19 @@ class _Pieces:
             for tensor in layer_tensors(format_name, layer, schemes[name])
         }
 
-    def of(self, shard: Shard, advance: Advance) -> dict[str, torch.Tensor]:
-        """All tensors of one file; advances by the bytes of each as it is ready."""
+    def of(self, shard: Shard, advance: Advance) -> Iterator[tuple[str, torch.Tensor]]:
+        """All tensors of one file by their names; advances by the bytes of each when it has been taken."""
         wanted = {tensor.name for tensor in shard.tensors}
-        copied = wanted - self._owner.keys()
-        stored = self._source.read_many(sorted(copied - self._replaced.keys()))
-        stored |= {name: self._replaced[name] for name in sorted(copied & self._replaced.keys())}
-        tensors = {name: plain.cast_tensor(name, tensor, self._cast) for name, tensor in stored.items()}
-        advance(sum(tensor.nbytes for tensor in tensors.values()))
-        for name in sorted({self._owner[tensor] for tensor in wanted & self._owner.keys()}):
-            packed = self._packed(name)
-            here = {key: packed[key] for key in packed.keys() & wanted}
-            advance(sum(tensor.nbytes for tensor in here.values()))
-            tensors |= here
-        return tensors
+        for name in sorted(wanted - self._owner.keys()):
+            stored = self._replaced[name] if name in self._replaced else self._source.read(name)
+            tensor = plain.cast_tensor(name, stored, self._cast)
+            yield name, tensor
+            advance(tensor.nbytes)
+        for layer in sorted({self._owner[tensor] for tensor in wanted & self._owner.keys()}):
+            packed = self._packed(layer)
+            for name in sorted(packed.keys() & wanted):
+                yield name, packed[name]
+                advance(packed[name].nbytes)
 
     def _packed(self, name: str) -> dict[str, torch.Tensor]:
         layer = self._layers[name]
@@ -182,10 +242,7 @@ def check_weight(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) ->
     """Raises BrokenResultError, naming the layer, unless the weight is one that `scheme` allows."""
     faults = _form_faults(layer, weight, scheme)
     if not faults:
-        low, high = scheme.code_range
-        least, most = int(weight.codes.min()), int(weight.codes.max())
-        if least < low or most > high:
-            faults.append(f"codes reach from {least} to {most}, allowed are {low} to {high}")
+        faults += _code_faults(weight, scheme)
         bad = int((~(weight.scale.isfinite() & (weight.scale > 0))).sum())
         if bad:
             faults.append(f"{bad} of {weight.scale.numel()} scales are not finite and positive")
@@ -195,16 +252,43 @@ def check_weight(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) ->
         raise BrokenResultError(f"{layer.name} cannot be written: " + "; ".join(faults) + ".")
 
 
+def _code_faults(weight: QuantizedWeight, scheme: Scheme) -> list[str]:
+    if scheme.values == "float":
+        wrong = int(weight.codes.float().isnan().sum())
+        return [f"{wrong} codes are NaN"] if wrong else []
+    low, high = scheme.code_range
+    faults = []
+    for what, numbers in (("codes", weight.codes), ("zero points", weight.zero_point)):
+        if numbers is None:
+            continue
+        least, most = int(numbers.min()), int(numbers.max())
+        if least < low or most > high:
+            faults.append(f"{what} reach from {least} to {most}, allowed are {low} to {high}")
+    return faults
+
+
 def _form_faults(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) -> list[str]:
     faults = []
     grid = (layer.out, scheme.groups(layer.width))
-    if weight.scheme != scheme or weight.zero_point is not None:
+    if weight.scheme != scheme:
         faults.append(f"it is {weight.scheme}, planned was {scheme}")
-    if weight.codes.dtype != torch.int8 or tuple(weight.codes.shape) != (layer.out, layer.width):
+    faults += _zero_point_faults(weight.zero_point, None if scheme.symmetric else grid)
+    dtype = _CODES.get(scheme.values, torch.int8)
+    if weight.codes.dtype != dtype or tuple(weight.codes.shape) != (layer.out, layer.width):
         faults.append(f"codes are {weight.codes.dtype} {list(weight.codes.shape)}")
     if tuple(weight.scale.shape) != grid:
         faults.append(f"scales are {list(weight.scale.shape)} instead of {list(grid)}")
     return faults
+
+
+def _zero_point_faults(zero_point: torch.Tensor | None, shape: tuple[int, int] | None) -> list[str]:
+    """Zero points of another form than `shape`; None is none."""
+    if zero_point is None:
+        return [] if shape is None else ["it has no zero points"]
+    if shape is None:
+        return ["it has zero points"]
+    fits = zero_point.dtype == torch.int8 and tuple(zero_point.shape) == shape
+    return [] if fits else [f"zero points are {zero_point.dtype} {list(zero_point.shape)} instead of {list(shape)}"]
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes | memoryview:
@@ -230,11 +314,18 @@ def _config(
 ) -> dict[str, Any]:
     """The source's config.json with what this step changes."""
     config = dict(source.config) if cast is None else plain.cast_config(source.config, cast)
+    named, chosen = by_class_names(source, layers, schemes, trust_remote_code=trust_remote_code)
     if format_name == "compressed-tensors":
-        untouched = _untouched_modules(source, schemes, trust_remote_code=trust_remote_code)
-        config["quantization_config"] = compressed_tensors.quantization_config(layers, schemes, untouched)
-    elif format_name == "gptq":
-        config["quantization_config"] = gptq.quantization_config(layers, schemes)
+        untouched = untouched_modules(source, schemes, trust_remote_code=trust_remote_code)
+        renamed = [layer for layer in named if layer.name not in {layer.name for layer in layers}]
+        # Patterns match modules for the loaders, and names in the file for the reader.
+        block = compressed_tensors.quantization_config([*layers, *renamed], {**schemes, **chosen}, untouched)
+        config["quantization_config"] = block
+    elif format_name in gptq.FORMATS:
+        config["quantization_config"] = gptq.quantization_config(layers, schemes, format_name)
+    elif format_name == "bitsandbytes":
+        skipped = bitsandbytes.skipped_modules(source, chosen.keys(), trust_remote_code=trust_remote_code)
+        config["quantization_config"] = bitsandbytes.quantization_config(named, chosen, skipped)
     return config
 
 
@@ -247,27 +338,6 @@ def _write_config(stage: Path, config: Mapping[str, Any], *, in_order: bool) -> 
         files.append(gptq.CONFIG_FILE)
     write_bytes(stage / CONFIG_FILE, _dump(config, sort=in_order).encode())
     return files
-
-
-def _untouched_modules(source: Checkpoint, schemes: Mapping[str, Scheme], *, trust_remote_code: bool) -> list[str]:
-    """Module names of all weights with two dimensions that stay as they are, and of the output heads.
-
-    Heads are named even where they are tied and have no tensor: loaders would otherwise make quantized layers
-    of them and expect scales. The class says which ones it ties.
-    """
-    parts = anatomy(source)
-    names = {layer.name for layer in parts.layers if layer.name not in schemes}
-    names |= {
-        parts.module_name(name)
-        for name in parts.untouched
-        if name.endswith(".weight") and len(source.tensors[name].shape) == 2
-    }
-    cls = model_class(source.config, folder=source.folder, trust_remote_code=trust_remote_code)
-    tied: Mapping[str, str] = getattr(cls, "_tied_weights_keys", None) or {}
-    names |= {name.removesuffix(".weight") for name in tied if name.endswith(".weight")}
-    if parts.kind == "decoder":
-        names.add("lm_head")
-    return sorted(names)
 
 
 def _dump(value: Mapping[str, Any], *, sort: bool) -> str:

@@ -1,12 +1,13 @@
 """One transformer block at a time: a model whose weights are read when a block is due and dropped after it.
 
 The skeleton of the stock class is built with its parameters on the meta device. Everything outside the blocks
-(embeddings, norms) is loaded at once; a block's weights are read from the shards by name when asked for.
+(embeddings, norms) is loaded at once, and can be dropped while blocks are at work; a block's weights are read from the
+shards by name when asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from torch import nn
 from compress.errors import UsageError
 from compress.model.anatomy import Anatomy
 from compress.model.checkpoint import Checkpoint
+from compress.model.experts import linearise
 from compress.model.load import config_of, empty_model, model_class
 
 if TYPE_CHECKING:
@@ -39,18 +41,27 @@ class _Recorder(nn.Module):
     """Stands in for a block: notes how it is called and hands its input on unchanged.
 
     What a block is called with (masks, rotary embeddings) depends on the input's length and the block's index
-    but never on hidden states, so one pass through recorders shows how every block will be called.
+    but never on hidden states, so one pass through recorders shows how every block will be called. What a model
+    reads off its blocks (ModernBERT: the kind of attention) is the block's own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block: nn.Module, *, returns_tuple: bool) -> None:
         super().__init__()
+        self._replaced = (block,)  # in a tuple it is no submodule
+        self._returns_tuple = returns_tuple
         self.call: Call | None = None
         self.hidden: torch.Tensor | None = None
 
-    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_replaced"][0], name)
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | tuple[torch.Tensor]:
         self.hidden = hidden
         self.call = Call(args, kwargs)
-        return hidden
+        return (hidden,) if self._returns_tuple else hidden
 
 
 class BlockModel:
@@ -58,19 +69,37 @@ class BlockModel:
 
     Args:
         dtype: dtype of the computation; weights are cast to it when they are read.
+        read: gives other weights than the checkpoint's own, by the names of its tensors.
     """
 
-    def __init__(self, checkpoint: Checkpoint, anatomy: Anatomy, *, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        anatomy: Anatomy,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        read: Callable[[str], torch.Tensor] | None = None,
+    ) -> None:
         self._checkpoint = checkpoint
+        self._read = read or checkpoint.read
         self._anatomy = anatomy
         self._dtype = dtype
         self._device = device
         self._base = _skeleton(checkpoint, anatomy)
         self._blocks = _block_list(self._base, anatomy)
+        self._linearise_experts()
         self._load_outside_blocks()
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    def _linearise_experts(self) -> None:
+        """Calibration stops at linear layers, which the stock class of experts has none of."""
+        experts = self._anatomy.architecture.experts
+        for index, block in enumerate(self._blocks):
+            if experts is not None and experts.count(self._checkpoint.config, index):
+                linearise(block, experts)
 
     def _load_outside_blocks(self) -> None:
         prefix = self._anatomy.architecture.blocks + "."
@@ -81,14 +110,26 @@ class BlockModel:
         unread = [name for name in names if name not in state]
         if unread and any(not name.startswith("pooler") for name in unread):
             raise UsageError(f"{self._checkpoint.source}: the weights lack {', '.join(unread)}.")
+        self._outside = state
+        if unread:
+            self._base.register_module("pooler", None)  # its output is used by nothing here
         blocks = {id(module) for module in self._blocks.modules()}
         for module in self._base.modules():
             if id(module) not in blocks:
                 for name, buffer in list(module.named_buffers(recurse=False)):
                     setattr(module, name, buffer.to(self._device))
 
+    def drop_outside(self) -> None:
+        """Gives the memory of everything outside the blocks back; what needs it later reads it again."""
+        _unload(self._base, self._outside)
+        self._outside = {}
+
     def _stored(self, inner: str) -> str:
         """Name in the file of a tensor of the base model."""
+        experts, blocks = self._anatomy.architecture.experts, f"{self._anatomy.architecture.blocks}."
+        if experts is not None and inner.startswith(blocks):
+            index, _, inside = inner.removeprefix(blocks).partition(".")
+            inner = f"{blocks}{index}.{experts.stored(inside)}"
         name = self._anatomy.file_prefix + inner
         legacy = (name.removesuffix(new) + old for new, old in _LEGACY if name.endswith(new))
         return name if name in self._checkpoint.tensors else next(legacy, name)
@@ -97,13 +138,16 @@ class BlockModel:
         return self._stored(inner) in self._checkpoint.tensors
 
     def _tensor(self, inner: str) -> torch.Tensor:
-        tensor = self._checkpoint.read(self._stored(inner))
+        tensor = self._read(self._stored(inner))
         return tensor.to(self._device, self._dtype if tensor.is_floating_point() else None)
 
     @torch.no_grad()
     def inputs(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
         """Hidden states [1, T, d] that enter block 0 for ids [T], and the call of every block."""
-        recorders = [_Recorder() for _ in self._blocks]
+        if not self._outside:
+            self._load_outside_blocks()
+        returns_tuple = self._anatomy.architecture.tuples
+        recorders = [_Recorder(block, returns_tuple=returns_tuple) for block in self._blocks]
         with _replaced(self._blocks, recorders):
             self._base(input_ids=ids.unsqueeze(0).to(self._device), use_cache=False)
         hidden = recorders[0].hidden
@@ -111,6 +155,19 @@ class BlockModel:
         if hidden is None or len(calls) != len(recorders):
             raise RuntimeError(f"{self._anatomy.model_type}: the forward pass did not visit every block")
         return hidden, calls
+
+    @torch.no_grad()
+    def last_hidden_state(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """What the base model gives for ids [T], [1, T, d], if `hidden` [1, T, d] is its last block's output."""
+        if not self._outside:
+            self._load_outside_blocks()
+        returns_tuple = self._anatomy.architecture.tuples
+        recorders = [_Recorder(block, returns_tuple=returns_tuple) for block in self._blocks]
+        recorders[-1].register_forward_hook(lambda *_call: (hidden,) if returns_tuple else hidden)
+        with _replaced(self._blocks, recorders):
+            output = self._base(input_ids=ids.unsqueeze(0).to(self._device), use_cache=False)
+        result: torch.Tensor = output.last_hidden_state
+        return result
 
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
@@ -128,11 +185,13 @@ class BlockModel:
         try:
             yield block
         finally:
-            block.load_state_dict(
-                {name: torch.empty_like(value, device="meta") for name, value in state.items()},
-                strict=False,
-                assign=True,
-            )
+            _unload(block, state)
+
+
+def _unload(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Puts tensors without values in the place of those that `state` names."""
+    empty = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
+    module.load_state_dict(empty, strict=False, assign=True)
 
 
 @torch.no_grad()

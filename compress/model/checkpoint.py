@@ -6,7 +6,7 @@ Opening reads no weight and imports no torch; tensors are read by name when some
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from compress.errors import MissingResourceError, UsageError
+from compress.model.gguf_header import GGUF_FILE, read_gguf_header
 from compress.model.json_text import parse_json
 from compress.model.safetensors_header import HeaderError, TensorInfo, read_header
 
@@ -34,6 +35,7 @@ CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_AGAIN = "fetch or save the model again; a copy that was cut short looks like this"
 _FOREIGN_SUFFIXES = (".gguf", ".h5", ".msgpack", ".onnx", ".safetensors")
 
 
@@ -49,6 +51,7 @@ class Checkpoint:
         source: the model as the user wrote it.
         revision: commit of the hub, None for a plain folder.
         has_weights: False when only headers were read from the hub; then `read` and the hashes are refused.
+        quantized: the model whose dequantized weights these are, None for others. Its hash is this one's.
     """
 
     folder: Path
@@ -58,6 +61,7 @@ class Checkpoint:
     source: str
     revision: str | None = None
     has_weights: bool = True
+    quantized: Checkpoint | None = None
 
     @property
     def model_type(self) -> str:
@@ -65,12 +69,13 @@ class Checkpoint:
 
     @property
     def positions(self) -> int | None:
-        """Longest input in tokens, where the config states one. RoBERTa counts from the padding id + 1."""
+        """Longest input in tokens, where the config states one. RoBERTa's kin count from the padding id + 1."""
         stated = self.config.get("max_position_embeddings") or self.config.get("n_positions")
         if not isinstance(stated, int):
             return None
-        first = int(self.config.get("pad_token_id") or 0) + 1 if self.model_type == "roberta" else 0
-        return stated - first
+        if self.model_type in ("roberta", "xlm-roberta"):
+            return stated - int(self.config.get("pad_token_id") or 0) - 1
+        return stated - 2 if self.model_type == "mpnet" else stated  # its class takes 1 for the padding id
 
     @property
     def weight_bytes(self) -> int:
@@ -78,9 +83,14 @@ class Checkpoint:
         return sum(self.shard_bytes.values())
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether the weights are in a GGUF file; then `tensors` has that file's names, types and order of rows."""
+        return GGUF_FILE in self.shard_bytes
+
+    @property
     def is_quantized(self) -> bool:
-        """Whether config.json says that some tool has quantized these weights already."""
-        return any(self.config.get(key) for key in ("quantization_config", "compression_config"))
+        """Whether config.json says that some tool has quantized these weights already, or they are in a GGUF file."""
+        return self.is_gguf or any(self.config.get(key) for key in ("quantization_config", "compression_config"))
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor on the CPU, in the dtype and shape of the file.
@@ -91,20 +101,27 @@ class Checkpoint:
         return self.read_many([name])[name]
 
     def read_many(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Several tensors, in the given order; each file is opened once. Errors as for `read`."""
-        from safetensors import safe_open
+        """Several tensors, in the given order; each file is opened once. Errors as for `read`.
 
+        They are in memory of their own and never mapped from the file, whose pages would stay with the process.
+        Blocks of codes in a GGUF file come dequantized, in float32.
+        """
         wanted = list(names)
         self._require_weights()
         if unknown := [name for name in wanted if name not in self.tensors]:
             raise UsageError(f"{self.folder} holds no tensor named {', '.join(unknown)}")
-        by_shard: dict[str, list[str]] = defaultdict(list)
+        if self.is_gguf:
+            from compress.model.gguf_tensors import read_tensors as read_gguf
+
+            return read_gguf(self.folder / GGUF_FILE, [self.tensors[name] for name in wanted])
+        from compress.model.tensor_file import read_tensors
+
+        by_shard: dict[str, list[TensorInfo]] = defaultdict(list)
         for name in wanted:
-            by_shard[self.tensors[name].shard].append(name)
+            by_shard[self.tensors[name].shard].append(self.tensors[name])
         found: dict[str, torch.Tensor] = {}
         for shard, members in by_shard.items():
-            with safe_open(self.folder / shard, framework="pt") as file:
-                found.update((name, file.get_tensor(name)) for name in members)
+            found |= read_tensors(self.folder / shard, members)
         return {name: found[name] for name in wanted}
 
     def file_hashes(self) -> dict[str, str]:
@@ -116,6 +133,8 @@ class Checkpoint:
     @cached_property
     def content_hash(self) -> str:
         """SHA-256 over the lines "hash name" of `file_hashes`: equal for equal config and weights. Computed once."""
+        if self.quantized is not None:
+            return self.quantized.content_hash
         lines = "".join(f"{digest} {name}\n" for name, digest in self.file_hashes().items())
         return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -149,8 +168,14 @@ def _opened(folder: Path, source: str, revision: str | None) -> Checkpoint:
     config = parse_config(folder / CONFIG_FILE)
     listed, shards = _listed_shards(folder)
     tensors, problems = _read_shards(folder, shards)
-    counts = Counter(tensor.name for tensor in tensors)
-    problems += [f"tensor {name} is stored more than once" for name, count in counts.items() if count > 1]
+    holders: dict[str, list[str]] = defaultdict(list)
+    for tensor in tensors:
+        holders[tensor.name].append(tensor.shard)
+    problems += [
+        f"tensor {name} is stored more than once: in {', '.join(files)}"
+        for name, files in holders.items()
+        if len(files) > 1
+    ]
     if not problems:
         shard_of = {tensor.name: tensor.shard for tensor in tensors}
         problems = [
@@ -161,7 +186,7 @@ def _opened(folder: Path, source: str, revision: str | None) -> Checkpoint:
     if problems:
         raise UsageError(
             "\n".join(f"{folder}: {problem}" for problem in problems),
-            hint="fetch or save the model again; a copy that was cut short looks like this",
+            hint=_AGAIN,
         )
     return Checkpoint(
         folder=folder,
@@ -198,10 +223,11 @@ def parse_index(path: Path) -> dict[str, str]:
     """
     weight_map = read_json_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise UsageError(f"{path} has no weight_map from tensor names to file names")
+        raise UsageError(f"{path} has no weight_map from tensor names to file names", hint=_AGAIN)
     bad = sorted({shard for shard in weight_map.values() if not _is_plain_name(shard)})
     if bad:
-        raise UsageError(f"{path} names files that are no plain *.safetensors names: {', '.join(map(ascii, bad))}")
+        names = ", ".join(map(ascii, bad))
+        raise UsageError(f"{path} names files that are no plain *.safetensors names: {names}", hint=_AGAIN)
     return weight_map
 
 
@@ -236,6 +262,8 @@ def _listed_shards(folder: Path) -> tuple[dict[str, str], list[str]]:
     if (folder / INDEX_FILE).exists():
         listed = parse_index(folder / INDEX_FILE)
         return listed, sorted(set(listed.values()))
+    if (folder / GGUF_FILE).exists():
+        return {}, [GGUF_FILE]
     raise no_weights(str(folder), (path.name for path in folder.iterdir()))
 
 
@@ -244,7 +272,7 @@ def _read_shards(folder: Path, shards: Iterable[str]) -> tuple[list[TensorInfo],
     problems: list[str] = []
     for shard in shards:
         try:
-            tensors.extend(read_header(folder / shard))
+            tensors.extend((read_gguf_header if shard == GGUF_FILE else read_header)(folder / shard))
         except HeaderError as error:
             problems.append(f"{shard} {error}")
         except FileNotFoundError:

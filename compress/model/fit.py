@@ -6,16 +6,19 @@ prefixes, renamed keys, ties, old buffers and whatever else a class forgives are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
+from torch import nn
 from transformers import PreTrainedModel
 
 from compress.errors import UsageError
+from compress.model.anatomy import LinearLayer
 from compress.model.checkpoint import Checkpoint, read_json_object
+from compress.model.inputs import random_inputs
 from compress.model.load import (
     config_errors,
     empty_model,
@@ -24,19 +27,32 @@ from compress.model.load import (
     plain_config,
     quiet_transformers,
 )
+from compress.model.naming import module_finder
 
 _SHOWN = 20
 _GENERATION_FILE = "generation_config.json"
 
 
-def check_fit(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> None:
+def check_fit(
+    checkpoint: Checkpoint,
+    *,
+    trust_remote_code: bool = False,
+    found: Sequence[LinearLayer] = (),
+    packed: Sequence[LinearLayer] = (),
+    reads_text: bool = True,
+) -> None:
     """Compares names and shapes with what the stock class expects, and tied weights that are stored twice.
 
     Tied weights are compared by value only where the weights are at hand. No other data is read.
 
+    Args:
+        found: layers that were found by name and are to be quantized: the class must have an nn.Linear for each.
+        packed: those of them that loading gives no `weight` before the first forward pass, which the class must bear.
+        reads_text: if not, inputs must be makeable from config.json.
+
     Raises:
-        UsageError: the class cannot be built from config.json, the weights do not fit it (all problems at once),
-            or generation_config.json is damaged.
+        UsageError: the class cannot be built from config.json, the weights do not fit it (all problems at once), a
+            layer found by name is none, or generation_config.json is damaged.
     """
     cls = model_class(checkpoint.config, folder=checkpoint.folder, trust_remote_code=trust_remote_code)
     _check_model_type(cls, checkpoint)
@@ -53,7 +69,52 @@ def check_fit(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Non
             hint="the folder is incomplete, config.json belongs to another model, or `architectures` names the "
             "wrong class",
         )
+    _check_linear(model, found)
+    _check_packed(model, packed)
+    if not reads_text:
+        random_inputs(cls, config, seed=0, count=1)
     _check_generation_config(model, checkpoint.folder)
+
+
+def _check_linear(model: PreTrainedModel, found: Sequence[LinearLayer]) -> None:
+    """Raises UsageError, naming them, for layers that the class computes otherwise than an nn.Linear."""
+    find = module_finder(model)
+    others = []
+    for layer in found:
+        name = find(layer.name)
+        module = None if name is None else model.get_submodule(name)
+        if type(module) is not nn.Linear:
+            others.append((layer, "no module of its own" if module is None else type(module).__name__))
+    if others:
+        globs = dict.fromkeys(layer.place.inside for layer, _ in others)
+        more = f"\n  and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        raise UsageError(
+            f"{len(others)} weights look like those of linear layers, but {type(model).__name__} computes with "
+            "something else than nn.Linear there:\n  "
+            + "\n  ".join(f"{layer.name}: {what}" for layer, what in others[:_SHOWN])
+            + more,
+            hint=f"leave them alone: skip {', '.join(globs)}",
+        )
+
+
+def _check_packed(model: PreTrainedModel, packed: Sequence[LinearLayer]) -> None:
+    """Raises UsageError if initialising the class, as loading does, asks packed layers for their weight."""
+    find = module_finder(model)
+    for layer in packed:
+        delattr(model.get_submodule(str(find(layer.name))), "weight")
+    for module in model.modules() if packed else ():
+        try:
+            cast(Any, model)._init_weights(module)
+        except AttributeError as error:
+            if "'weight'" not in str(error):
+                continue
+            raise UsageError(
+                f"stock transformers cannot load {type(model).__name__} with packed weights: it initialises the "
+                f"`weight` of layers in a {type(module).__name__}, which packed layers lack",
+                hint="use another target, such as int8",
+            ) from error
+        except Exception:  # noqa: BLE001 - on tensors without values much else can fail, which says nothing
+            continue
 
 
 def _check_model_type(cls: type[PreTrainedModel], checkpoint: Checkpoint) -> None:
@@ -94,7 +155,10 @@ def _tie_problems(model: PreTrainedModel, checkpoint: Checkpoint) -> Iterator[st
     for name, other in sorted(ties.items()):
         stored, kept = (_stored(key, model.base_model_prefix, checkpoint.tensors) for key in (name, other))
         if stored is not None and kept is not None and _differ(checkpoint, stored, kept):
-            yield f"{stored}: tied to {kept} by config.json (tie_word_embeddings), but the file holds other values"
+            yield (
+                f"{stored}: tied to {kept} by config.json (tie_word_embeddings), but the file holds other values; set "
+                f"tie_word_embeddings to false to keep both, or remove {stored}"
+            )
 
 
 def _stored(name: str, prefix: str, tensors: Iterable[str]) -> str | None:

@@ -84,6 +84,7 @@ _GEMMA = _gated("input_layernorm", "post_attention_layernorm", plus_one=True)
 _GEMMA2 = _gated("input_layernorm", "pre_feedforward_layernorm", plus_one=True)
 _OLMO2 = {name: _LLAMA[name] for name in ("o", "down")}  # no norm stands before the others
 _PHI3 = {name: _LLAMA[name] for name in ("qkv", "gate_up")}  # v and up are rows of the fused layers
+_MIXTRAL = {name: _LLAMA[name] for name in ("qkv", "o")}  # the second norm feeds the router too
 _PRE_NORM = (("do_layer_norm_before", True),)
 _OPT = {
     "qkv": Entry("norm", "self_attn_layer_norm", needs=_PRE_NORM),
@@ -98,6 +99,13 @@ _GPT2 = {
 }
 _BERT = {"o": Entry("rows", "attention.self.value", attention=True)}
 _DISTILBERT = {"o": Entry("rows", "attention.v_lin", attention=True)}
+_MPNET = {"o": Entry("rows", "attention.attn.v", attention=True)}
+_MODERNBERT = {
+    "qkv": Entry("norm", "attn_norm"),  # block 0 has none
+    "o": Entry("rows", "attn.Wqkv", part=(2, 3), attention=True),
+    "gate_up": Entry("norm", "mlp_norm"),
+    "down": Entry("rows", "mlp.Wi", part=(1, 2)),  # act(first half) * second half
+}
 
 FOLDING: dict[str, Mapping[str, Entry]] = {
     "llama": _LLAMA,
@@ -107,6 +115,8 @@ FOLDING: dict[str, Mapping[str, Entry]] = {
     "smollm3": _LLAMA,
     "olmo2": _OLMO2,
     "phi3": _PHI3,
+    "mixtral": _MIXTRAL,
+    "qwen3_moe": _LLAMA,
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA2,
@@ -114,7 +124,10 @@ FOLDING: dict[str, Mapping[str, Entry]] = {
     "gpt2": _GPT2,
     "bert": _BERT,
     "roberta": _BERT,
+    "xlm-roberta": _BERT,
     "distilbert": _DISTILBERT,
+    "mpnet": _MPNET,
+    "modernbert": _MODERNBERT,
 }
 
 

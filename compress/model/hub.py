@@ -27,10 +27,12 @@ from compress.model.checkpoint import (
     parse_index,
 )
 from compress.model.safetensors_header import DTYPE_BITS
-from compress.model.sidefiles import wanted
+from compress.model.sidefiles import TOKENIZER_PATTERNS, wanted
 
 _TIMEOUT = 30.0
 """Seconds to wait for the hub's first answer."""
+
+_VOCABULARY = (*TOKENIZER_PATTERNS, "tokenizer_config.json", "chat_template.*", "generation_config.json")
 
 _WINDOWS_DRIVE = re.compile(r"^[A-Za-z]:")
 
@@ -110,6 +112,25 @@ def resolve(model: str, *, weights: bool, cache: Path | None = None, trust_remot
     except _OfflineError as offline:
         return _from_cache(wish, offline)
     return open_checkpoint(repository.folder, source=model, revision=repository.commit)
+
+
+def tokenizer_folder(checkpoint: Checkpoint) -> Path:
+    """Where the tokenizer's files are; those of a hub model whose headers alone were read are fetched now.
+
+    Raises:
+        MissingResourceError: the hub cannot be reached.
+    """
+    if checkpoint.has_weights or checkpoint.revision is None:
+        return checkpoint.folder
+    from huggingface_hub import snapshot_download
+
+    name, cache = checkpoint.source.partition("@")[0], checkpoint.folder.parents[2]
+    with _hub_errors(checkpoint.source):
+        return Path(
+            snapshot_download(
+                name, revision=checkpoint.revision, cache_dir=cache, allow_patterns=[CONFIG_FILE, *_VOCABULARY]
+            )
+        )
 
 
 class _OfflineError(MissingResourceError):

@@ -19,9 +19,11 @@ from transformers.utils import logging as transformers_logging
 from compress.errors import BrokenResultError, MissingResourceError, UsageError
 from compress.model.checkpoint import CONFIG_FILE, Checkpoint, parse_config
 from compress.model.sidefiles import tokenizer_files
+from compress.model.zero_points import loads_nowhere, needs_dequantizing
 
 _REMOTE_HINT = "if you have read that code and trust it, pass --trust-remote-code"
 _LISTED = 20
+_FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _OLD_MASK = ".attn.masked_bias"
 """A constant in the files of older GPT-2 models, which no class reads any more and stock loading ignores aloud."""
 
@@ -153,13 +155,22 @@ def load_original(
 ) -> PreTrainedModel:
     """The model as stock `from_pretrained` loads it, in eval mode and without gradients.
 
+    Packed weights with zero points are loaded with `dequantize=True`, see `zero_points.py`.
+
     Raises:
-        UsageError: see `model_class`.
+        UsageError: see `model_class`; or transformers has no way to load the folder's schemes.
         MissingResourceError: its quantization needs a package that is not installed.
         BrokenResultError: weights are missing, left over or of another shape than the class expects.
     """
+    if loads_nowhere(checkpoint.config):
+        raise UsageError(
+            f"{checkpoint.source}: transformers cannot load packed zero points beside another scheme.",
+            hint="vLLM can.",
+        )
     cls = model_class(checkpoint.config, folder=checkpoint.folder, trust_remote_code=trust_remote_code)
     config = config_of(cls, checkpoint.folder)
+    dequantized = needs_dequantizing(checkpoint.config)
+    more = {"quantization_config": transformers.CompressedTensorsConfig(dequantize=True)} if dequantized else {}
     empty_model(cls, config, checkpoint.folder)  # a config that is at fault is told from weights that are
     with quiet_transformers(), missing_packages(checkpoint):
         model, info = from_pretrained(
@@ -170,9 +181,25 @@ def load_original(
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
+            **more,
         )
     _check_loading(info, f"{checkpoint.folder} as {cls.__name__}")
+    block = checkpoint.config.get("quantization_config")
+    if isinstance(block, Mapping) and block.get("quant_method") == "bitsandbytes":
+        _cast_rest(model, dtype)
     return _frozen(model, device)
+
+
+def _cast_rest(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Casts floating parameters that transformers left in the dtype of the file.
+
+    In bitsandbytes folders it does so with all weights that are not quantized, but casts the biases: norms that have
+    both then fail.
+    """
+    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype in _FLOATING and kept.isdisjoint(name.split(".")):
+            parameter.data = parameter.data.to(dtype)
 
 
 @contextmanager
@@ -229,11 +256,18 @@ def build_model(
 def from_pretrained(
     cls: type[PreTrainedModel], folder: Path | None, **options: Any
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    """Stock loading and its report. Mismatched shapes are reported with all other faults."""
+    """Stock loading and its report. Mismatched shapes are reported with all other faults.
+
+    A bare model's pooler may be missing (sentence-transformers saves none): its values are then random, and its output
+    is used by nothing here.
+    """
     loaded = cls.from_pretrained(folder, ignore_mismatched_sizes=True, output_loading_info=True, **options)
     model, report = cast(tuple[PreTrainedModel, Mapping[str, Any]], loaded)
     unexpected = {name for name in report.get("unexpected_keys", ()) if not name.endswith(_OLD_MASK)}
-    return model, {**report, "unexpected_keys": unexpected}
+    missing = set(report.get("missing_keys", ()))
+    if model.base_model is model:
+        missing = {name for name in missing if not name.startswith("pooler.")}
+    return model, {**report, "unexpected_keys": unexpected, "missing_keys": missing}
 
 
 def _remote_class(auto_map: Mapping[str, Any], architecture: str | None, folder: Path) -> type[PreTrainedModel]:

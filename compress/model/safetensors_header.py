@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +43,39 @@ DTYPE_BITS: Mapping[str, int] = {
     "C64": 64,
 }
 
+BLOCKS: Mapping[str, tuple[int, int]] = {"Q4_0": (32, 18), "Q8_0": (32, 34)}
+"""Types of GGUF files: values in a block and its bytes (scales included). No safetensors file has them."""
+
+_PREFIX = 8  # bytes of the header's length
 _LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One stored tensor. `dtype` is the safetensors name ("BF16", "F32", "I8"); `shard` the file it is in."""
+    """One stored tensor. `dtype` is the safetensors name ("BF16", "F32", "I8"); `shard` the file it is in.
+
+    Attributes:
+        offset: position in the file of its first byte; 0 where no header of the file told it.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     shard: str
+    offset: int = field(default=0, compare=False)
 
     @property
     def nbytes(self) -> int:
         """Bytes of data in the file."""
-        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+        return tensor_bytes(self.dtype, self.shape)
+
+
+def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor; those of GGUF come in blocks of values."""
+    if dtype in BLOCKS:
+        values, size = BLOCKS[dtype]
+        return math.prod(shape) // values * size
+    return math.prod(shape) * DTYPE_BITS[dtype] // 8
 
 
 class HeaderError(ValueError):
@@ -107,7 +124,8 @@ def parse_header(raw: bytes, shard: str) -> tuple[tuple[TensorInfo, ...], int]:
         raise HeaderError(f"has a header that is not JSON ({error})") from error
     if not isinstance(header, dict):
         raise HeaderError("has a header that is not a JSON object")
-    entries = [_parse_entry(name, value, shard) for name, value in header.items() if name != "__metadata__"]
+    data = _PREFIX + len(raw)
+    entries = [_parse_entry(name, value, shard, data) for name, value in header.items() if name != "__metadata__"]
     entries.sort(key=lambda entry: entry[1:])
     position = 0
     for tensor, begin, end in entries:
@@ -121,7 +139,8 @@ def parse_header(raw: bytes, shard: str) -> tuple[tuple[TensorInfo, ...], int]:
     return tuple(tensor for tensor, _, _ in entries), position
 
 
-def _parse_entry(name: str, value: Any, shard: str) -> tuple[TensorInfo, int, int]:
+def _parse_entry(name: str, value: Any, shard: str, data: int) -> tuple[TensorInfo, int, int]:
+    """The tensor and its offsets; `data` is the position in the file that they are counted from."""
     try:
         dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
@@ -133,4 +152,4 @@ def _parse_entry(name: str, value: Any, shard: str) -> tuple[TensorInfo, int, in
         raise HeaderError(f"has a malformed shape or offset for tensor {name}")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise HeaderError(f"has tensor {name} of the unknown dtype {dtype!r}")
-    return TensorInfo(name, dtype, tuple(shape), shard), begin, end
+    return TensorInfo(name, dtype, tuple(shape), shard, data + begin), begin, end

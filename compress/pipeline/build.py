@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.durable import write_bytes, write_tensors
 from compress.errors import UsageError
+from compress.formats.quantized_source import method_of, quantization
 from compress.journal import Journal
 from compress.model.anatomy import is_weight
 from compress.model.checkpoint import Checkpoint, open_checkpoint
+from compress.model.dtypes import dtype_note
 from compress.output import PROVENANCE, Workspace
 from compress.pipeline.answers import Answers
 from compress.pipeline.job import Job
 from compress.pipeline.reporting import bare_report, model_part
 from compress.pipeline.texts import capped
+from compress.plan.found import found_note, unmeasured_note
 from compress.plan.planning import Plan
 from compress.records import LayerRecord, Measurement, StepRecord
 from compress.report.card import model_card
 from compress.report.provenance import provenance
+from compress.scheme import TARGETS
 
 if TYPE_CHECKING:
     from compress.data.windows import Windows
-    from compress.formats.proof import ProofRecord
+    from compress.formats.proof import ProofJob, ProofRecord
     from compress.quantize.layer import LayerPlan
 
+BLOCK_PROOF_WINDOWS, BLOCK_PROOF_LENGTH = 2, 32  # the same where one block at a time is in memory
 PROOF_WINDOWS, PROOF_LENGTH = 4, 128  # what the fresh process recomputes: enough to see any wrong tensor
 
 
@@ -34,6 +39,22 @@ def finish(
     job: Job, workspace: Workspace, journal: Journal, step: StepRecord, evaluation: Windows | None
 ) -> ProofRecord:
     """Writes and proves what is quantized, in `workspace.stage`."""
+    from compress.formats.proof import prove
+
+    write(job, workspace, journal)
+    with job.progress.phase("Proving the checkpoint", 2) as advance:
+        if job.whole:
+            asked = proof_job(job, workspace, step, evaluation)
+        else:
+            asked = block_proof_job(job, workspace, journal, step, evaluation)
+        advance(1)
+        record = prove(asked)
+        advance(1)
+    return record
+
+
+def write(job: Job, workspace: Workspace, journal: Journal) -> None:
+    """The checkpoint in `workspace.stage`."""
     from compress.formats.write import write_checkpoint
 
     plan = job.plan
@@ -50,7 +71,6 @@ def finish(
         progress=job.progress,
         replaced=journal.replaced(),
     )
-    return _prove(job, workspace, step, evaluation)
 
 
 def quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
@@ -73,6 +93,7 @@ def quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
             getattr(torch, job.compute_dtype),
             job.device,
             one_pass=job.one_pass,
+            spill=journal.scratch if job.spill else None,
             fold_biases=step.smooth is True,
             refine=RefineSettings(step.refine, job.recipe.seed),
         )
@@ -110,9 +131,9 @@ def _layer_plans(job: Job) -> list[LayerPlan]:
             planned.layer,
             planned.scheme,
             planned.target,
-            plan.algorithm or "rtn",
+            plan.algorithm if plan.algorithm in TARGETS[planned.target].algorithms else "rtn",
             dtypes[plan.scale_dtypes[planned.layer.name]],
-            step.smooths(planned.scheme.activation_bits),
+            step.smooths(planned.scheme.activation_bits, planned.scheme.values),
         )
         for planned in plan.layers
         if planned.scheme is not None and planned.target is not None
@@ -140,10 +161,29 @@ def _settings_used(plan: Plan) -> dict[str, Any]:
     return used
 
 
-def _notes(plan: Plan) -> tuple[str, ...]:
-    if not plan.split_groups:
-        return ()
+def dequantized_note(checkpoint: Checkpoint) -> str | None:
+    """What "original" means where the model was quantized already."""
+    block = None if checkpoint.quantized is None else quantization(checkpoint.quantized)
+    if block is None:
+        return None
     return (
+        f"the model was quantized already ({method_of(block)}): everything here started from its dequantized weights, "
+        'and "original" is the model with these, not the one that they were rounded from'
+    )
+
+
+def _notes(plan: Plan) -> tuple[str, ...]:
+    told = (
+        found_note(plan.anatomy),
+        unmeasured_note(plan.anatomy),
+        dtype_note(plan.checkpoint),
+        dequantized_note(plan.checkpoint),
+    )
+    notes = tuple(note for note in told if note is not None)
+    if not plan.split_groups:
+        return notes
+    return (
+        *notes,
         f"skip leaves {len(plan.split_groups)} groups of layers half quantized, {plan.split_groups[0]} among them: "
         "transformers loads them, but engines that fuse q/k/v or gate/up (vLLM) need one scheme for each group",
     )
@@ -165,28 +205,51 @@ def _left_alone(plan: Plan) -> list[LayerRecord]:
     return records
 
 
-def _prove(job: Job, workspace: Workspace, step: StepRecord, evaluation: Windows | None) -> ProofRecord:
-    """Compares the staged folder, loaded in a fresh process, with what will be measured."""
-    from compress.formats.proof import prove
+def proof_job(job: Job, workspace: Workspace, step: StepRecord, evaluation: Windows | None) -> ProofJob:
+    """What the staged folder is to be compared with; what will be measured answers a few windows for it."""
+    logits = workspace.partial / "logits.safetensors"
+    _write_logits(job, workspace.stage, evaluation, logits)
+    return _proof_of(job, workspace, step, logits)
+
+
+def block_proof_job(
+    job: Job, workspace: Workspace, journal: Journal, step: StepRecord, evaluation: Windows | None
+) -> ProofJob:
+    """As `proof_job`, of a model that memory does not hold: what the journal holds answers, block by block."""
+    from compress.formats.proof_blocks import meant_outputs
 
     plan = job.plan
-    logits = workspace.partial / "logits.safetensors"
-    with job.progress.phase("Proving the checkpoint", 2) as advance:
-        _write_logits(job, workspace.stage, _proof_ids(job, evaluation), logits)
-        advance(1)
-        record = prove(
-            workspace.stage,
-            planned=plan.shards,
-            weight_sha256={layer.name: layer.sha256 for layer in step.layers if layer.sha256 is not None},
-            logits=logits,
-            kind=plan.anatomy.kind,
-            loader="reader" if plan.format_name == "gptq" else "stock",
-            trust_remote_code=job.options.trust_remote_code,
-            source=job.checkpoint.folder,
-            replaced_sha256=step.replaced,
-        )
-        advance(1)
-    return record
+    outputs = workspace.partial / "outputs.safetensors"
+    windows = [ids[:BLOCK_PROOF_LENGTH] for ids in _proof_ids(job, evaluation)[:BLOCK_PROOF_WINDOWS]]
+    found = meant_outputs(
+        job.checkpoint,
+        plan.anatomy,
+        windows,
+        layers=[planned.layer for planned in plan.quantized],
+        quantized=journal.load,
+        replaced=journal.replaced(),
+        cast=plan.cast,
+    )
+    tensors = {f"window.{index}": ids.contiguous() for index, ids in enumerate(windows)}
+    write_tensors(outputs, tensors | {f"logits.{index}": states.contiguous() for index, states in enumerate(found)})
+    return replace(_proof_of(job, workspace, step, outputs), by_block=True)
+
+
+def _proof_of(job: Job, workspace: Workspace, step: StepRecord, logits: Path) -> ProofJob:
+    from compress.formats.proof import ProofJob, loader_of
+
+    plan = job.plan
+    return ProofJob(
+        workspace.stage,
+        planned=plan.shards,
+        weight_sha256={layer.name: layer.sha256 for layer in step.layers if layer.sha256 is not None},
+        logits=logits,
+        kind=plan.anatomy.kind,
+        loader=loader_of(plan.format_name, plan.schemes.values()),
+        trust_remote_code=job.options.trust_remote_code,
+        source=job.checkpoint.folder,
+        replaced_sha256=step.replaced,
+    )
 
 
 def _proof_ids(job: Job, evaluation: Windows | None) -> list[Any]:
@@ -201,17 +264,25 @@ def _proof_ids(job: Job, evaluation: Windows | None) -> list[Any]:
     return [torch.randint(vocabulary, (length,), generator=generator) for _ in range(PROOF_WINDOWS)]
 
 
-def _write_logits(job: Job, folder: Path, windows: Sequence[Any], target: Path) -> None:
+def _write_logits(job: Job, folder: Path, evaluation: Windows | None, target: Path) -> None:
     """Outputs of the model that will be measured: logits [T, V], or an encoder's last hidden states [T, d]."""
     import torch
 
+    from compress.formats import proof_inputs
+    from compress.model.inputs import random_inputs
     from compress.runtime.load import load_reference
 
     trusted = job.options.trust_remote_code
     model = load_reference(folder, dtype=torch.float32, device="cpu", trust_remote_code=trusted)
+    if job.plan.anatomy.kind == "other":
+        made = random_inputs(type(model), model.config, job.recipe.seed, PROOF_WINDOWS)
+        with torch.inference_mode():
+            cases = [(inputs, proof_inputs.outputs(model, inputs, "other")) for inputs in made]
+        write_tensors(target, proof_inputs.named_tensors(cases))
+        return
     tensors = {}
     with torch.inference_mode():
-        for index, ids in enumerate(windows):
+        for index, ids in enumerate(_proof_ids(job, evaluation)):
             if job.plan.anatomy.kind == "decoder":
                 output = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
             else:
@@ -243,6 +314,8 @@ def describe(
         kind=plan.anatomy.kind,
         source_card=source_card,
         fusable=not plan.split_groups,
+        experts=plan.anatomy.has_experts,
+        architecture=plan.class_name,
     )
     write_bytes(stage / "README.md", card.encode())
     content = provenance(

@@ -53,6 +53,11 @@ def compare(asked: Comparison, command: Literal["eval", "bench"], options: Optio
         result = resolve(asked.result, weights=True, trust_remote_code=options.trust_remote_code)
         _check_alike(original, result)
     kind = model_kind(original.config)
+    if kind == "other":
+        raise UsageError(
+            f"{original.source}: answers and times of {original.model_type} cannot be measured by this version of "
+            "compress, which measures models that go on with a text or read one."
+        )
     folder = None if asked.output is None else Path(asked.output).expanduser()
     pair = Pair(
         original=original,
@@ -86,7 +91,7 @@ def _measured(
     from compress.pipeline.measured import measured
     from compress.pipeline.reporting import comparison_report
     from compress.pipeline.timed import timed_report
-    from compress.pipeline.timing import not_timed, why_not_timed
+    from compress.pipeline.timing import left_out, not_timed, why_not_timed
 
     torch.manual_seed(pair.asked.seed)
     foreign = check_tasks(pair)
@@ -94,7 +99,7 @@ def _measured(
     for checkpoint in filter(None, (pair.original, pair.result)):
         check_finite(checkpoint, pair.progress)
     answers = Answers() if pair.result is None else compare_answers(pair, windows, foreign)
-    counted = _sizes(pair.original, pair.result)
+    counted = [*_sizes(pair.original, pair.result), *left_out(pair)]
 
     def report_on(found: Measured) -> Report:
         return comparison_report(pair, command=command, evaluation=windows, measured=found, typed=typed)

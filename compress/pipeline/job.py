@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from compress.errors import MissingResourceError
 from compress.model.checkpoint import Checkpoint
 from compress.model.hub import resolve
-from compress.plan.estimate import compute_dtype, estimate, stops_fit
+from compress.plan.estimate import (
+    compute_dtype,
+    estimate,
+    measuring_bytes,
+    proof_and_quantize_bytes,
+    states_fit,
+    stops_fit,
+    whole_fits,
+)
 from compress.plan.machine import Machine
 from compress.plan.planning import Plan, make_plan
 from compress.progress import Progress
@@ -23,6 +32,8 @@ class Options:
         device: "auto", "cpu" or "cuda".
         resume: go on with the blocks that an interrupted run of the same output has finished.
         command: the command as the user typed it, for the report; None from a library.
+        memory: bytes that models and activations may take; what is larger is worked on in pieces, from the disk. None
+            for what the machine has free.
     """
 
     overwrite: bool = False
@@ -30,6 +41,7 @@ class Options:
     trust_remote_code: bool = False
     resume: bool = False
     command: str | None = None
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,8 @@ class Job:
 
     Attributes:
         one_pass: memory holds all calibration windows stopped in the middle of a block; the result is the same without.
+        spill: it does not even hold them in front of a block; they wait on the disk.
+        whole: it holds the result as a dense model, which is proved whole then, and block by block otherwise.
     """
 
     plan: Plan
@@ -46,6 +60,8 @@ class Job:
     compute_dtype: str
     instruction_sets: tuple[str, ...]
     one_pass: bool
+    spill: bool
+    whole: bool
     progress: Progress
 
     @property
@@ -57,10 +73,29 @@ class Job:
         return self.plan.checkpoint
 
 
-def check_resources(plan: Plan, here: Machine) -> None:
-    guess = estimate(plan, here)
-    check_space(plan.output, guess.disk_bytes)
-    if here.memory_available is not None and guess.memory_bytes > here.memory_available:
+def check_resources(plan: Plan, here: Machine, memory: int | None = None) -> None:
+    """Refuses what this machine cannot do, before the work.
+
+    Args:
+        memory: what the user allows; None for all that is free.
+
+    Raises:
+        MissingResourceError: not enough memory or disk.
+    """
+    limited = here.limited(memory)
+    guess = estimate(plan, limited)
+    dense = plan.checkpoint.weight_bytes if plan.checkpoint.quantized is not None else 0
+    check_space(plan.output, guess.disk_bytes + dense)
+    whole = measuring_bytes(plan)
+    if whole > limited.memory_available:
+        allowed = "are free" if limited == here else "are allowed by --memory"
+        raise MissingResourceError(
+            f"comparing and timing whole models needs about {whole / 1e9:.1f} GB of memory, "
+            f"{limited.memory_available / 1e9:.1f} GB {allowed}.",
+            hint="With --no-evaluate --no-bench the model is quantized and proved block by block, which needs about "
+            f"{proof_and_quantize_bytes(plan, limited) / 1e9:.1f} GB.",
+        )
+    if guess.memory_bytes > here.memory_available:
         raise MissingResourceError(
             f"the run needs about {guess.memory_bytes / 1e9:.1f} GB of memory, "
             f"{here.memory_available / 1e9:.1f} GB are free.",
@@ -76,11 +111,39 @@ def open_job(plan: Plan, options: Options, here: Machine, progress: Progress) ->
     if not checkpoint.has_weights:
         plan = make_plan(plan.recipe, resolve(plan.recipe.model, weights=True))
     device = chosen_device(options.device)
+    limited = here.limited(options.memory)
     torch.manual_seed(plan.recipe.seed)
     if device == "cuda":
         here = replace(here, memory_available=torch.cuda.mem_get_info()[0])
-    dtype, one_pass = compute_dtype(plan, device, here), stops_fit(plan, here)
-    return Job(plan, options, device, dtype, here.instruction_sets, one_pass, progress)
+    here = here.limited(options.memory)
+    return Job(
+        plan,
+        options,
+        device,
+        compute_dtype(plan, device, here),
+        here.instruction_sets,
+        one_pass=stops_fit(plan, here),
+        spill=not states_fit(plan, here),
+        whole=whole_fits(plan, limited),
+        progress=progress,
+    )
+
+
+def on_dense_weights(job: Job, folder: Path) -> Job:
+    """The job on what it starts from; a quantized model's dense weights are written into `folder` for it.
+
+    Raises:
+        UsageError: the model's tensors contradict its configuration.
+        MissingResourceError: the disk is full.
+    """
+    source = job.checkpoint.quantized
+    if source is None:
+        return job
+    from compress.formats.dequantize import write_dense
+
+    trusted = job.options.trust_remote_code
+    dense = write_dense(source, folder, trust_remote_code=trusted, progress=job.progress)
+    return replace(job, plan=replace(job.plan, checkpoint=dense))
 
 
 def chosen_device(asked: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from compress.model.architectures import Kind
 from compress.model.checkpoint import Checkpoint
+from compress.model.zero_points import loads_nowhere
 from compress.output import PROVENANCE
 from compress.plan.tasks import Asked, PlannedTask
 from compress.progress import Progress
@@ -73,8 +74,9 @@ def is_ours(checkpoint: Checkpoint) -> bool:
 
 
 def timed_loader(pair: Pair) -> Literal["stock", "reference"]:
-    """What runs the result while it is timed: stock transformers, but for gptq, which it cannot load by itself."""
+    """What runs the result while it is timed: stock transformers wherever it can load it by itself."""
     assert pair.result is not None
     block = pair.result.config.get("quantization_config")
     method = block.get("quant_method") if isinstance(block, dict) else None
-    return "reference" if method == "gptq" and pair.ours else "stock"
+    foreign = method == "gptq" or loads_nowhere(pair.result.config)
+    return "reference" if foreign and pair.ours else "stock"

@@ -16,6 +16,7 @@ from compress.output import REPORT_FILES
 from compress.pipeline.job import Job
 from compress.pipeline.measured import Measured
 from compress.pipeline.pair import Pair
+from compress.pipeline.serving import saved_serving
 from compress.recipe.comparison import Comparison
 from compress.records import Measurement, StepRecord, TaskRecord
 from compress.report.build import build_report
@@ -81,7 +82,15 @@ def run_report(
         resumed_after: the last block that an interrupted run had finished; None for a straight run.
     """
     plan = job.plan
-    how = loading(plan.format_name, plan.anatomy.kind, str(plan.output), mixed=plan.mixed)
+    how = loading(
+        plan.format_name,
+        plan.anatomy.kind,
+        str(plan.output),
+        mixed=plan.mixed,
+        zero_points=plan.zero_points,
+        experts=plan.anatomy.has_experts,
+        architecture=plan.class_name,
+    )
     facts: dict[str, Any] = {name: windows.facts() for name, windows in texts.items() if windows is not None}
     return build_report(
         verdict=judge(job.recipe.gates, measured.measurements, measured.noise, unfinished=measured.unfinished),
@@ -93,6 +102,7 @@ def run_report(
         output=str(plan.output),
         format_name=plan.format_name,
         recipe=plan.recipe.model_dump(mode="json"),
+        serving=saved_serving(plan, plan.output),
         environment=_environment(measured)
         | {"compute_dtype": job.compute_dtype}
         | ({} if resumed_after is None else {"resumed_after": resumed_after}),

@@ -15,8 +15,9 @@ from compress.model.finite import check_finite
 from compress.model.hub import resolve
 from compress.output import REPORT_FOLDER, check_output
 from compress.pipeline.fallback import check_fallback
-from compress.pipeline.job import Job, Options, check_resources, open_job
+from compress.pipeline.job import Job, Options, check_resources, on_dense_weights, open_job
 from compress.pipeline.pair import Pair
+from compress.pipeline.ready import check_model, check_packages
 from compress.pipeline.texts import calibration_windows, evaluation_windows, read_texts
 from compress.plan.estimate import Estimate, estimate
 from compress.plan.machine import machine
@@ -39,10 +40,14 @@ class Result:
     output: Path
 
 
-def plan_recipe(recipe: Recipe) -> tuple[Plan, Estimate]:
-    """What `recipe` would do, from config and headers only; a hub model's weights are not downloaded."""
+def plan_recipe(recipe: Recipe, memory: int | None = None) -> tuple[Plan, Estimate]:
+    """What `recipe` would do, from config and headers only; a hub model's weights are not downloaded.
+
+    Args:
+        memory: bytes that models and activations may take, see `Options`.
+    """
     plan = make_plan(recipe, resolve(recipe.model, weights=False))
-    return plan, estimate(plan, machine())
+    return plan, estimate(plan, machine().limited(memory))
 
 
 def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
@@ -57,24 +62,25 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
     source = headers.folder if headers.has_weights else None
     check_output(plan.output, source, overwrite=options.overwrite)
     calibration, evaluation = read_texts(plan)
-    check_resources(plan, here)
+    check_resources(plan, here, options.memory)
     with opened(plan.output, source, overwrite=options.overwrite, resume=options.resume, say=progress.say) as workspace:
         from compress.model.checkpoint import open_checkpoint
-        from compress.model.fit import check_fit
         from compress.pipeline.answers import check_tasks, compare_answers
         from compress.pipeline.build import describe, finish, quantize, sizes
         from compress.pipeline.measured import Measured, measured
         from compress.pipeline.reporting import run_report
         from compress.pipeline.resuming import open_journal
         from compress.pipeline.timed import timed_report
-        from compress.pipeline.timing import not_timed, why_not_timed
+        from compress.pipeline.timing import left_out, not_timed, why_not_timed
 
-        job = open_job(plan, options, here, progress)
-        check_fit(job.checkpoint, trust_remote_code=options.trust_remote_code)
-        check_finite(job.checkpoint, progress)
+        check_packages(plan)
+        job = on_dense_weights(open_job(plan, options, here, progress), workspace.dense)
+        check_model(job)
         pair = pair_of(job, None)
         foreign = check_tasks(pair)
         fitting, held_out = calibration_windows(job, calibration), evaluation_windows(pair, evaluation)
+        # It reads all weights, so texts and tokenizer come first.
+        check_finite(job.checkpoint, progress, halved=job.plan.halved)
         journal = open_journal(job, workspace, fitting)
         resumed_after = journal.parts[-1] if journal.parts else None
         with journal.worthless_after(UsageError, BrokenResultError):
@@ -87,7 +93,7 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
         describe(job, workspace, step, proof, answers, held_out)
         publish(workspace)
         pair = pair_of(job, open_checkpoint(plan.output))
-        counted = sizes(job, open_checkpoint(plan.output))
+        counted = [*sizes(job, open_checkpoint(plan.output)), *left_out(pair)]
 
         def report_on(found: Measured) -> Report:
             texts = {"calibration": fitting, "evaluation": held_out}

@@ -18,9 +18,9 @@ PROCESS_BYTES = 400e6  # Python and torch in each of them
 
 
 def time_models(pair: Pair) -> Timed | None:
-    """Times and peak memory of original and result; None if no bench is asked for."""
+    """Times and peak memory of original and result; None if no bench is asked for, or transformers runs no result."""
     bench = pair.asked.bench
-    if bench is None:
+    if bench is None or pair.kind == "other" or _runs_elsewhere(pair):
         return None
     import torch
 
@@ -52,9 +52,24 @@ def why_not_timed(error: BaseException) -> str:
 
 def not_timed(pair: Pair, error: BaseException) -> list[Measurement]:
     """The figures that the benchmark owes, each without a value and with the reason."""
+    return _owed(pair, why_not_timed(error))
+
+
+def left_out(pair: Pair) -> list[Measurement]:
+    """The same figures where the result is not timed at all, because llama.cpp runs it and not transformers."""
+    if pair.asked.bench is None or not _runs_elsewhere(pair):
+        return []
+    return _owed(pair, "not timed: llama.cpp runs this file, and only transformers is timed here")
+
+
+def _runs_elsewhere(pair: Pair) -> bool:
+    return pair.result is not None and pair.result.is_gguf
+
+
+def _owed(pair: Pair, note: str) -> list[Measurement]:
     names = ("ttft", "tpot") if pair.kind == "decoder" else ("forward",)
     metrics = [f"latency.{name}" for name in names] + ["memory.peak"]
-    return [Measurement(metric, "result", None, note=why_not_timed(error)) for metric in metrics]
+    return [Measurement(metric, "result", None, note=note) for metric in metrics]
 
 
 def _variants(pair: Pair) -> tuple[list[Variant], list[str]]:

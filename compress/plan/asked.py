@@ -9,6 +9,8 @@ from compress.recipe.origin import Fault
 _TEXT = ("kl.", "tv.", "top1.", "perplexity", "generation.")
 _DECODERS_ONLY = (*_TEXT, "latency.ttft", "latency.tpot", "latency.e2e", "throughput.decode")
 _ENCODERS_ONLY = ("cosine.", "similarity.", "ndcg", "latency.forward")
+_COUNTED = ("size", "bits_per_weight")
+"""All that is known of models of other kinds."""
 
 
 def check_asked(asked: Asked, kind: Kind, positions: int | None, *, cast: str | None = None) -> None:
@@ -31,7 +33,10 @@ def _gates(asked: Asked, kind: Kind, cast: str | None) -> list[Fault]:
     foreign = _DECODERS_ONLY if kind == "encoder" else _ENCODERS_ONLY
     faults: list[Fault] = []
     for index, gate in enumerate(asked.gates):
-        if gate.metric.startswith(foreign):
+        if kind == "other" and not gate.metric.startswith(_COUNTED):
+            why = f"{gate.metric} is not measured for models that neither go on with a text nor read one"
+            faults.append((("gates", index), why))
+        elif gate.metric.startswith(foreign):
             faults.append((("gates", index), f"{gate.metric} is not measured for models of this kind ({kind})"))
         elif gate.metric == "bits_per_weight" and cast:
             faults.append((("gates", index), "the target is a cast and has no bits_per_weight"))
@@ -41,7 +46,7 @@ def _gates(asked: Asked, kind: Kind, cast: str | None) -> list[Fault]:
 def _prompts(asked: Asked, kind: Kind, positions: int | None) -> list[Fault]:
     """The longest prompt and answer must fit the model's positions."""
     faults: list[Fault] = []
-    if positions is None:
+    if positions is None or kind == "other":
         return faults
     if asked.bench is not None:
         prompt, new = max(asked.bench.prompt), max(asked.bench.new_tokens)

@@ -49,7 +49,7 @@ def estimate(plan: Plan, machine: Machine) -> Estimate:
         seconds["bench"] = recipe.bench.budget + 30.0
     parts = sum(layer.layer.parameters for layer in plan.quantized)
     return Estimate(
-        memory_bytes=int(max(_quantize_bytes(plan), _prove_bytes(plan), _evaluate_bytes(plan)) + PROGRAM_BYTES),
+        memory_bytes=int(max(proof_and_quantize_bytes(plan, machine), _evaluate_bytes(plan) + PROGRAM_BYTES)),
         disk_bytes=plan.weight_bytes + int(parts * 1.15) + STATE_SLOTS * state_bytes(plan, machine),
         seconds=seconds,
         rate=f"{gflops:g} GFLOP/s per core ({why}), {machine.usable_cores:g} cores",
@@ -87,10 +87,41 @@ def _prove_seconds(plan: Plan, rate: float) -> float:
     return 2 * START_SECONDS + 6 * plan.parameters * 2 / DISK_BYTES_PER_SECOND + _forward_flops(plan, tokens) / rate
 
 
-def _prove_bytes(plan: Plan) -> float:
-    """The result dense in float32 in this process and then in the fresh one, beside the packed weights it reads."""
-    largest_shard = max((shard.nbytes for shard in plan.shards), default=0)
-    return 2 * plan.parameters * FLOAT32 + PROGRAM_BYTES + largest_shard
+def _prove_bytes(plan: Plan, machine: Machine) -> float:
+    """Of the larger of two processes, which follow each other: the result dense in float32, or one block of it."""
+    return _whole_bytes(plan) if whole_fits(plan, machine) else _block_proof_bytes(plan)
+
+
+def _whole_bytes(plan: Plan) -> float:
+    """The result dense in float32, beside the packed weights that it is made from."""
+    return plan.parameters * FLOAT32 + plan.weight_bytes
+
+
+def _block_proof_bytes(plan: Plan) -> float:
+    """A block dense in float32 and what its largest layer is unpacked through; or what stands outside the blocks."""
+    depth = max(plan.anatomy.depth, 1)
+    largest = max((layer.layer.parameters for layer in plan.layers), default=0)
+    outside = (plan.parameters - _block_parameters(plan)) * FLOAT32
+    return max(_block_parameters(plan) / depth * FLOAT32 + 4 * largest * FLOAT32, 1.5 * outside)
+
+
+def whole_fits(plan: Plan, machine: Machine) -> bool:
+    """Whether the result may be loaded whole, dense in float32."""
+    by_block = plan.anatomy.kind in ("decoder", "encoder") and plan.format_name != "gguf"
+    return not by_block or _whole_bytes(plan) + PROGRAM_BYTES <= machine.memory_available
+
+
+def measuring_bytes(plan: Plan) -> float:
+    """Peak of the comparison with the original and of the timing, which need whole models; 0 without either."""
+    recipe = plan.recipe
+    if recipe.evaluate is None and recipe.bench is None:
+        return 0.0
+    return max(_evaluate_bytes(plan), _whole_bytes(plan)) + PROGRAM_BYTES
+
+
+def proof_and_quantize_bytes(plan: Plan, machine: Machine) -> float:
+    """Peak of everything up to the publication of a proved folder."""
+    return max(_quantize_bytes(plan, machine), _prove_bytes(plan, machine)) + PROGRAM_BYTES
 
 
 def _calibration_tokens(plan: Plan) -> int:
@@ -175,20 +206,32 @@ def stopped_bytes(plan: Plan, machine: Machine) -> float:
 
 def stops_fit(plan: Plan, machine: Machine) -> bool:
     """Whether all windows may stop together; otherwise they come a few at a time, in about twice the time."""
-    return _quantize_bytes(plan) + stopped_bytes(plan, machine) + PROGRAM_BYTES <= machine.memory_available
+    return _quantize_bytes(plan, machine) + stopped_bytes(plan, machine) + PROGRAM_BYTES <= machine.memory_available
 
 
-def _quantize_bytes(plan: Plan) -> float:
+def states_fit(plan: Plan, machine: Machine) -> bool:
+    """Whether the windows may wait in memory in front of each block; otherwise they wait on the disk.
+
+    What a block learns from is in memory at any rate.
+    """
+    return bool(plan.recipe.steps[0].quantize.refine) or _block_work_bytes(plan) + state_bytes(plan, machine) + PROGRAM_BYTES <= machine.memory_available
+
+
+def _quantize_bytes(plan: Plan, machine: Machine) -> float:
+    """The work on one block, and the windows in front of it."""
+    return _block_work_bytes(plan) + (state_bytes(plan, machine) if states_fit(plan, machine) else 0.0)
+
+
+def _block_work_bytes(plan: Plan) -> float:
     depth = max(plan.anatomy.depth, 1)
     block = _block_parameters(plan) / depth * FLOAT32
     outside = (plan.parameters - _block_parameters(plan)) * FLOAT32
     if _calibration_tokens(plan) == 0:
         return outside + 4 * max((layer.layer.parameters for layer in plan.layers), default=0) * FLOAT32
-    states = _streams(plan) * _calibration_tokens(plan) * _hidden(plan) * FLOAT32
     widths = _hessian_widths(plan)
     hessians = sum(width**2 for width in widths) / depth * FLOAT32
     factor = 6 * max(widths, default=0) ** 2 * 8
-    return outside + (3 + 9 * bool(plan.recipe.steps[0].quantize.refine)) * block + states + 2 * hessians + factor
+    return outside + (3 + 9 * bool(plan.recipe.steps[0].quantize.refine)) * block + 2 * hessians + factor
 
 
 def _evaluate_bytes(plan: Plan) -> float:

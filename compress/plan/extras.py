@@ -67,8 +67,8 @@ PACKAGES: tuple[Package, ...] = (
     Package("gptqmodel", "gptqmodel", "gptq checkpoints in transformers", "pip install gptqmodel"),
     Package("optimum", "optimum", "gptq checkpoints in transformers", "pip install optimum"),
     Package("vllm", "vllm", "serving with packed kernels", "pip install vllm"),
-    Package("gguf", "gguf", "reading GGUF files", "pip install gguf"),
-    Package("llama-cpp-python", "llama_cpp", "running GGUF files", "pip install llama-cpp-python"),
+    Package("gguf", "gguf", "writing and reading GGUF files", "pip install gguf"),
+    Package("xllamacpp", "xllamacpp", "running GGUF files in llama.cpp, also to prove them", "pip install xllamacpp"),
     Package(
         "sentence-transformers",
         "sentence_transformers",
@@ -84,6 +84,12 @@ FORMAT_LOADERS: dict[str, dict[str, tuple[str, ...]]] = {
         "vLLM": ("vllm",),
     },
     "gptq": {"transformers": ("torch", "transformers", "gptqmodel", "optimum"), "vLLM": ("vllm",)},
+    "gptq_v2": {"transformers": ("torch", "transformers", "gptqmodel", "optimum"), "vLLM": ("vllm",)},
+    "gguf": {"llama.cpp": ("xllamacpp",)},
+    "bitsandbytes": {
+        "transformers": ("torch", "transformers", "accelerate", "bitsandbytes"),
+        "vLLM": ("vllm", "bitsandbytes"),
+    },
 }
 """For each checkpoint format, who loads it and which packages that takes."""
 

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from compress.errors import UsageError
 from compress.model.anatomy import Anatomy, LinearLayer
+from compress.model.moe import is_expert_group
 from compress.scheme import Scheme
+
+_LISTED = 8
 
 
 def check_fused(parts: Anatomy, schemes: Mapping[str, Scheme]) -> None:
@@ -17,7 +20,7 @@ def check_fused(parts: Anatomy, schemes: Mapping[str, Scheme]) -> None:
     """
     groups: dict[str, list[LinearLayer]] = {}
     for layer in parts.layers:
-        groups.setdefault(layer.fused, []).append(layer)
+        groups.setdefault(layer.served, []).append(layer)
     faults: dict[str, list[int]] = {}
     globs: dict[str, str] = {}
     for members in groups.values():
@@ -28,16 +31,15 @@ def check_fused(parts: Anatomy, schemes: Mapping[str, Scheme]) -> None:
         if len(names) > 1:
             block = members[0].block
             inside = [_inside(layer) for layer in members]
-            schemes_told = "; ".join(
-                f"{', '.join(name.rpartition('.')[2] for name in names[scheme])} {scheme.label}" for scheme in names
-            )
+            parent = _parent(parts, members[0])
+            schemes_told = "; ".join(f"{_listed(parent, names[scheme])} {scheme.label}" for scheme in names)
             others = [_inside(layer) for layer in parts.layers if layer.block == block and layer not in members]
-            fault = f"{inside[0].rpartition('.')[0]}: {schemes_told}"
-            faults.setdefault(fault, []).append(block)
-            globs[fault] = covering_glob(inside, others)
+            fault = f"{parent}: {schemes_told}"
+            faults.setdefault(fault, []).append(members[0].place.index)
+            globs[fault] = f"{parent}.*" if is_expert_group(members[0].fused) else covering_glob(inside, others)
     if faults:
         places = [
-            globs[fault] if len(blocks) == parts.depth else f"*.{blocks[0]}.{globs[fault]}"
+            globs[fault] if _everywhere(parts, fault, blocks) else f"*.{blocks[0]}.{globs[fault]}"
             for fault, blocks in faults.items()
         ]
         lines = [f"  {fault} ({_blocks(blocks, parts.depth)})" for fault, blocks in faults.items()]
@@ -60,6 +62,27 @@ def covering_glob(members: Sequence[str], others: Sequence[str]) -> str:
     return glob if fits else f"{start}*{end}"
 
 
+def _everywhere(parts: Anatomy, fault: str, blocks: Sequence[int]) -> bool:
+    """Whether one glob without a block's number is meant: not all blocks need to have experts."""
+    experts = parts.architecture.experts
+    return len(blocks) == parts.depth or (experts is not None and fault.startswith(f"{experts.path}: "))
+
+
+def _parent(parts: Anatomy, layer: LinearLayer) -> str:
+    """Path inside the block of the module whose layers are fused."""
+    experts = parts.architecture.experts
+    if experts is not None and is_expert_group(layer.fused):
+        return experts.path
+    return _inside(layer).rpartition(".")[0]
+
+
+def _listed(parent: str, names: Sequence[str]) -> str:
+    """Names after `parent`; some of them where there are many, as of experts."""
+    told = [name.rpartition(f"{parent}.")[2] for name in names]
+    more = f" and {len(told) - _LISTED} more" if len(told) > _LISTED else ""
+    return ", ".join(told[:_LISTED]) + more
+
+
 def _common_start(texts: Sequence[str]) -> str:
     first, last = min(texts), max(texts)
     length = next((index for index, letter in enumerate(first) if letter != last[index]), len(first))
@@ -68,7 +91,7 @@ def _common_start(texts: Sequence[str]) -> str:
 
 def _inside(layer: LinearLayer) -> str:
     """The layer's name inside its block."""
-    return layer.name.partition(f".{layer.block}.")[2]
+    return layer.place.inside
 
 
 def _blocks(blocks: Sequence[int], depth: int) -> str:

@@ -10,7 +10,7 @@ from compress.errors import UsageError
 from compress.model.anatomy import Anatomy, LinearLayer
 from compress.plan.fused import check_fused
 from compress.recipe.quantize import Quantize
-from compress.scheme import AUTO_GROUP_SIZES, PER_CHANNEL, TARGETS, Scheme, Target
+from compress.scheme import AUTO_GROUP_SIZES, FORMAT_GROUP_SIZES, PER_CHANNEL, TARGETS, Scheme, Target
 
 _LOST = "no layer that can be quantized matches."
 
@@ -63,8 +63,9 @@ def plan_layers(step: Quantize, parts: Anatomy) -> tuple[PlannedLayer, ...]:
     schemes: dict[str, Scheme] = {}
     targets: dict[str, str] = {}
     misfits = []
+    fixed = FORMAT_GROUP_SIZES.get(step.format or TARGETS[step.target].formats[0])
     for part in _split(step, parts, skipped):
-        size = _group_size(part)
+        size = _format_group_size(part, fixed) if fixed else _group_size(part)
         if isinstance(size, _Misfit):
             misfits.append(size)
             continue
@@ -139,12 +140,31 @@ def _idle(place: str, step: Quantize, index: int, parts: Anatomy, skipped: Mappi
 
 
 def _group_size(part: _Part) -> int | _Misfit:
-    asked = part.target.default_group_size if part.asked is None else part.asked
-    if asked == "auto" and part.target.grouped:
+    default = part.target.default_group_size
+    asked = default if part.asked is None or not part.target.grouped else part.asked
+    if asked == "auto":
         return _auto_group_size(part)
     if not isinstance(asked, int) or asked == PER_CHANNEL:
         return PER_CHANNEL
-    return _fitting_group_size(asked, part)
+    return _fitting_group_size(asked, part) if part.target.grouped else _fixed_group_size(asked, part)
+
+
+def _format_group_size(part: _Part, sizes: Sequence[int]) -> int | _Misfit:
+    """The group size of a format that has no other: what is asked must be that, or nothing, or auto."""
+    size = sizes[0]
+    if part.asked not in (None, "auto", *sizes):
+        return _Misfit(
+            f"{_lead(part)}group size {part.asked}: the format stores blocks of {size} values, each with its scale.",
+            f"Leave {part.ways} out, or choose another --format.",
+        )
+    offenders = [layer for layer in part.layers if layer.width % size]
+    if not offenders:
+        return size
+    return _Misfit(
+        f"{_lead(part)}the format stores blocks of {size} values, and {size} does not divide the input width of "
+        f"{len(offenders)} layers. They are:\n" + _offenders(offenders),
+        "Leave these layers alone with skip, or choose another --format.",
+    )
 
 
 def _auto_group_size(part: _Part) -> int | _Misfit:
@@ -156,6 +176,17 @@ def _auto_group_size(part: _Part) -> int | _Misfit:
         f"{_lead(part)}group size auto: none of {', '.join(map(str, AUTO_GROUP_SIZES))} divides the width of every "
         f"layer. {smallest} fails for:\n" + _offenders([layer for layer in part.layers if layer.width % smallest]),
         f"Use {part.ways} -1 (one scale per output channel), another size, or leave these layers alone with skip.",
+    )
+
+
+def _fixed_group_size(size: int, part: _Part) -> int | _Misfit:
+    offenders = [layer for layer in part.layers if layer.width % size]
+    if not offenders:
+        return size
+    return _Misfit(
+        f"{_lead(part)}target {part.target.name} is stored in blocks of {size} weights, which do not divide the input "
+        f"width of {len(offenders)} layers:\n" + _offenders(offenders),
+        "Leave these layers alone with skip, or use another target.",
     )
 
 

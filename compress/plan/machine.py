@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 INSTRUCTION_SETS = (
@@ -64,6 +64,10 @@ class Machine:
     disk_path: str
     disk_free: int
     gpus: tuple[Gpu, ...] | None
+
+    def limited(self, memory: int | None) -> Machine:
+        """The same machine with at most `memory` bytes free; None for all that are."""
+        return self if memory is None else replace(self, memory_available=min(self.memory_available, memory))
 
 
 def machine(disk: Path | None = None, *, gpus: bool = False) -> Machine:

@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Literal
 
 from compress.errors import UsageError
-from compress.formats.layout import scale_dtype, stored_tensors
-from compress.formats.stored import Shard, shard_layout
-from compress.model.anatomy import HEAD, Anatomy, anatomy, is_weight
+from compress.formats.gguf_layout import GgufFile, check_supported, gguf_file
+from compress.formats.layout import layer_tensors, scale_dtype, stored_tensors
+from compress.formats.quantized_source import check_dense
+from compress.formats.stored import WeightFile, shard_layout
+from compress.model.anatomy import Anatomy, anatomy, class_names, is_weight
 from compress.model.checkpoint import Checkpoint
+from compress.model.dtypes import check_dtypes
 from compress.plan.asked import check_asked
+from compress.plan.experts import check_experts
+from compress.plan.found import fitted
 from compress.plan.layers import PlannedLayer, plan_layers
+from compress.plan.storages import check_storages
 from compress.plan.tasks import PlannedTask, plan_tasks
 from compress.recipe.schema import Recipe
 from compress.scheme import TARGETS, Scheme, Target
@@ -42,13 +48,18 @@ class Plan:
     cast: str | None
     layers: tuple[PlannedLayer, ...]
     scale_dtypes: Mapping[str, str]
-    shards: tuple[Shard, ...]
+    shards: tuple[WeightFile, ...]
     tasks: tuple[PlannedTask, ...] = ()
 
     @property
     def calibrates(self) -> bool:
         """Whether calibration text goes through the model."""
         return self.algorithm == "gptq" or self.recipe.steps[0].quantize.smooths_any
+
+    @property
+    def class_name(self) -> str | None:
+        """The class that config.json names first."""
+        return next(iter(class_names(self.checkpoint.config)), None)
 
     @property
     def quantized(self) -> tuple[PlannedLayer, ...]:
@@ -64,11 +75,16 @@ class Plan:
         return len(set(self.schemes.values())) > 1
 
     @property
+    def zero_points(self) -> bool:
+        """Whether some of the layers have zero points."""
+        return not all(scheme.symmetric for scheme in self.schemes.values())
+
+    @property
     def split_groups(self) -> tuple[str, ...]:
         """Groups of layers that serving engines fuse into one matrix and of which only a part is quantized."""
         fates: dict[str, set[Scheme | None]] = {}
         for planned in self.layers:
-            fates.setdefault(planned.layer.fused, set()).add(planned.scheme)
+            fates.setdefault(planned.layer.served, set()).add(planned.scheme)
         return tuple(name for name, found in fates.items() if len(found) > 1)
 
     @property
@@ -77,12 +93,19 @@ class Plan:
         return sum(shard.nbytes for shard in self.shards)
 
     @property
+    def halved(self) -> frozenset[str]:
+        """Tensors of the checkpoint that a GGUF file stores in float16."""
+        files = [shard for shard in self.shards if isinstance(shard, GgufFile)]
+        pairs = [pair for file in files for pair in zip(file.tensors, file.sources, strict=True)]
+        return frozenset(name for tensor, name in pairs if name is not None and tensor.dtype == "F16")
+
+    @property
     def parameters(self) -> int:
         """Weights that the model computes with; a tied tensor counts once."""
         return sum(
             _size(info.shape)
             for name, info in self.checkpoint.tensors.items()
-            if is_weight(info) and not (name == HEAD and self.anatomy.tied)
+            if is_weight(info) and name not in self.anatomy.second_names
         )
 
     @property
@@ -92,12 +115,11 @@ class Plan:
     @property
     def quantized_bytes(self) -> int:
         """Bytes of everything stored for the weights of the quantized layers."""
-        stems = {planned.layer.tensor.removesuffix("weight") for planned in self.quantized}
         return sum(
             tensor.nbytes
-            for shard in self.shards
-            for tensor in shard.tensors
-            if tensor.name.rpartition(".")[0] + "." in stems and not tensor.name.endswith(".bias")
+            for planned in self.quantized
+            if planned.scheme is not None
+            for tensor in layer_tensors(self.format_name, planned.layer, planned.scheme)
         )
 
 
@@ -109,17 +131,23 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
             divide, a glob that matches nothing, overrides that split a fused group, an input that is quantized
             already.
     """
+    checkpoint = check_dense(checkpoint, dequantize=recipe.dequantize)
+    check_dtypes(checkpoint)
+    parts = anatomy(checkpoint)
+    check_asked(recipe, parts.kind, checkpoint.positions, cast=TARGETS[recipe.steps[0].quantize.target].cast)
+    recipe = fitted(recipe, parts)
     step = recipe.steps[0].quantize
     target = TARGETS[step.target]
-    _check_dense(checkpoint)
-    parts = anatomy(checkpoint)
     format_name = step.format or target.formats[0]
     _check_format(parts, target, format_name)
+    if format_name == "gguf":
+        check_supported(checkpoint.model_type, checkpoint.config)
     layers = plan_layers(step, parts)
     schemes = {planned.layer.name: planned.scheme for planned in layers if planned.scheme is not None}
     _check_mix(parts, format_name, schemes)
-    check_asked(recipe, parts.kind, checkpoint.positions, cast=target.cast)
-    tensors = stored_tensors(format_name, checkpoint.tensors, parts.layers, schemes, cast=target.cast)
+    check_experts(parts, format_name, layers)
+    check_storages(parts, target, format_name, schemes.values())
+    shards = _weight_files(recipe, checkpoint, parts, format_name, schemes)
     return Plan(
         recipe=recipe,
         checkpoint=checkpoint,
@@ -135,9 +163,22 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
             for planned in layers
             if planned.scheme is not None
         },
-        shards=shard_layout(tensors, step.max_shard_size),
+        shards=shards,
         tasks=plan_tasks(recipe, parts.kind),
     )
+
+
+def _weight_files(
+    recipe: Recipe, checkpoint: Checkpoint, parts: Anatomy, format_name: str, schemes: Mapping[str, Scheme]
+) -> tuple[WeightFile, ...]:
+    """Every weight file of the output, to the byte."""
+    step = recipe.steps[0].quantize
+    if format_name == "gguf":
+        return (gguf_file(checkpoint, parts, schemes),)
+    tensors = stored_tensors(
+        format_name, checkpoint.tensors, parts.layers, schemes, cast=TARGETS[step.target].cast
+    )
+    return shard_layout(tensors, step.max_shard_size)
 
 
 def default_output(model: str, target: str) -> Path:
@@ -154,17 +195,6 @@ def _size(shape: Sequence[int]) -> int:
     return total
 
 
-def _check_dense(checkpoint: Checkpoint) -> None:
-    if checkpoint.is_quantized:
-        block = checkpoint.config.get("quantization_config") or {}
-        method = block.get("quant_method", "unknown method") if isinstance(block, Mapping) else "unknown method"
-        raise UsageError(
-            f"{checkpoint.source}: the model is quantized already ({method}); a second rounding would add its error "
-            "to the first one's.",
-            hint="Start from the original model.",
-        )
-
-
 def _check_format(parts: Anatomy, target: Target, format_name: str) -> None:
     if format_name == "compressed-tensors" and parts.architecture.transposed:
         others = [name for name in target.formats if name != format_name]
@@ -179,7 +209,22 @@ def _check_format(parts: Anatomy, target: Target, format_name: str) -> None:
 
 
 def _check_mix(parts: Anatomy, format_name: str, schemes: Mapping[str, Scheme]) -> None:
-    if format_name == "gptq" and parts.kind == "encoder" and len(set(schemes.values())) > 1:
+    if format_name == "bitsandbytes" and len(set(schemes.values())) > 1:
+        raise UsageError(
+            "overrides: a bitsandbytes folder holds either nf4 or int8-bnb layers. Its config.json has one setting for "
+            "all of them, and transformers loads every layer by it.",
+            hint="Use one target, and skip for layers that are to stay as they are.",
+        )
+    found = set(schemes.values())
+    if parts.kind == "decoder" or len(found) == 1:
+        return
+    if format_name == "compressed-tensors" and not all(scheme.symmetric for scheme in found):
+        raise UsageError(
+            "overrides: nothing loads an encoder in the compressed-tensors format with zero points beside another "
+            "scheme. transformers would give all layers the first one; vLLM reads decoders only.",
+            hint="Use --symmetric, or one scheme for all layers.",
+        )
+    if format_name in ("gptq", "gptq_v2"):
         raise UsageError(
             "overrides: nothing loads an encoder in the gptq format with several schemes. transformers reads it "
             "through optimum, which gives all layers one scheme; GPTQModel and vLLM read decoders only.",

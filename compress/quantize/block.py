@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from compress.model.anatomy import Anatomy
-from compress.model.blocks import BlockModel, Call
+from compress.model.blocks import BlockModel, Call, run_block
 from compress.model.checkpoint import Checkpoint
 from compress.model.folding import Producer
+from compress.model.moe import is_expert_group
 from compress.quantize.folds import changes, smoothing_record, standing
 from compress.quantize.gptq import GptqResult, GptqSettings, prepare
 from compress.quantize.layer import (
@@ -32,6 +34,7 @@ from compress.quantize.passes import PausedPass, Reached, Stop, paused
 from compress.quantize.refine import RefineSettings, held_out, refine
 from compress.quantize.smooth import sampled, smooth_group
 from compress.quantize.statistics import Accumulator
+from compress.quantize.streams import Streams
 from compress.records import LayerRecord
 from compress.scheme import QuantizedWeight
 
@@ -44,6 +47,7 @@ class WalkSettings:
     """Attributes:
     batch_size: windows on the way together where not all are.
     one_pass: all windows stop together; without it a few at a time come anew to every group of layers.
+    spill: folder in which the windows wait in front of a block, where memory does not hold them; None for memory.
     fold_biases: factors may also go into norms and layers with a bias, which is then stored in other numbers.
     """
 
@@ -52,6 +56,7 @@ class WalkSettings:
     compute_dtype: torch.dtype
     device: str
     one_pass: bool = True
+    spill: Path | None = None
     fold_biases: bool = False
     refine: RefineSettings = field(default_factory=RefineSettings)
 
@@ -75,33 +80,6 @@ class Share:
     def finish(self) -> None:
         self._advance(self._left)
         self._left = 0.0
-
-
-@dataclass
-class Streams:
-    """Hidden states [1, T, d] of every window in front of the block at hand, and how each block is called.
-
-    Attributes:
-        original: the same windows in the original model; None where no second stream is carried.
-        calls: [window][block].
-    """
-
-    quantized: list[torch.Tensor]
-    original: list[torch.Tensor] | None
-    calls: list[list[Call]]
-
-    def state(self) -> dict[str, torch.Tensor]:
-        found = {f"quantized.{window:06d}": states for window, states in enumerate(self.quantized)}
-        if self.original is not None:
-            found |= {f"original.{window:06d}": states for window, states in enumerate(self.original)}
-        return found
-
-    def restore(self, state: Mapping[str, torch.Tensor] | None) -> None:
-        if not state:
-            return
-        self.quantized = [state[name] for name in sorted(state) if name.startswith("quantized.")]
-        if self.original is not None:
-            self.original = [state[name] for name in sorted(state) if name.startswith("original.")]
 
 
 @contextmanager
@@ -171,7 +149,7 @@ class BlockWork:
     def run(self, share: Share) -> None:
         """Quantizes the block's layers and replaces the streams' hidden states by the block's outputs."""
         learning = self.settings.refine.steps > 0 and bool(self.plans)
-        if self.settings.one_pass or not self.plans:
+        if self.settings.one_pass:
             with self._passes(self._everything, self._groups) as (quantized, original):
                 for _ in self._groups:
                     self._quantize(*self._next(quantized, original, share))
@@ -179,12 +157,10 @@ class BlockWork:
         else:
             for group in self._groups:
                 self._quantize(group, self._collected(group, share))
-            with self._passes(self._everything) as (quantized, original):
-                self._through(quantized if not learning else None, original, share)
+            self._go_on(share, quantized=not learning)
         if learning:
             self._learn()
-            with self._passes(self._everything) as (quantized, _):
-                self._through(quantized, None, share)
+            self._go_on(share, original=False)
 
     @property
     def _everything(self) -> range:
@@ -234,7 +210,8 @@ class BlockWork:
                 seen.accumulator.add(sample)
         if rounded:
             return
-        if there is None or not self.settings.gptq.asymmetric:
+        if there is None or not self.settings.gptq.asymmetric or is_expert_group(here.group):
+            # an expert does not see the same tokens in the two models, so there is no drift between them
             seen.accumulator.add(here.inputs)
         else:
             drift = None
@@ -286,7 +263,8 @@ class BlockWork:
         return found
 
     def _path(self, plan: LayerPlan) -> str:
-        return plan.layer.name.removeprefix(self.name + ".")
+        inside, experts = plan.layer.name.removeprefix(self.name + "."), self.anatomy.architecture.experts
+        return inside if experts is None else experts.in_class(inside)
 
     def _quantize(self, group: str, seen: _Seen) -> None:
         plans = self._of(group)
@@ -295,9 +273,10 @@ class BlockWork:
         weights = [read_weight(self.checkpoint, plan.layer).to(self.settings.device) for plan in plans]
         smoothing, noted = self._smoothed(group, plans, weights, seen) if seen.sample else (None, None)
         prepared = None
-        if any(plan.algorithm == "gptq" for plan in plans):
+        if statistics.tokens and any(plan.algorithm == "gptq" for plan in plans):
             prepared = prepare(statistics if smoothing is None else statistics.scaled(smoothing), self.settings.gptq)
-        facts = Facts(statistics.H, statistics.tokens, 0 if prepared is None else prepared.dead, smoothing)
+        H = statistics.H if statistics.tokens else None
+        facts = Facts(H, statistics.tokens, 0 if prepared is None else prepared.dead, smoothing)
         for plan, W in zip(plans, weights, strict=True):
             result = quantize_layer(plan, W if smoothing is None else W * smoothing, prepared, self.settings.gptq)
             self._keep(_Done(plan, W, result, facts, noted))
@@ -339,7 +318,8 @@ class BlockWork:
         self.weights[name] = weight
         dense = done.facts.unsmoothed(weight.dequantize(torch.float32))
         _replace_weight(self.block.get_submodule(self._path(done.plan)), dense, done.plan.layer.transposed)
-        if self.settings.refine.steps and note is None:
+        learns = done.facts.tokens and done.plan.scheme.values == "int"
+        if self.settings.refine.steps and note is None and learns:
             self._done.append(done)
 
     def _learn(self) -> None:
@@ -358,13 +338,26 @@ class BlockWork:
                 result = replace(result, weight=learnt.weights[self._path(done.plan)])
             self._keep(replace(done, result=result), f"{verb}: {change}")
 
+    def _go_on(self, share: Share, *, quantized: bool = True, original: bool = True) -> None:
+        """Lets the windows of one or both streams through the block, one after the other."""
+        if quantized:
+            self.streams.quantized = self.streams.keep(self._outputs(self.block, self.streams.quantized))
+            share.step()
+        if original and self.original is not None and self.streams.original is not None:
+            self.streams.original = self.streams.keep(self._outputs(self.original, self.streams.original))
+            share.step()
+
+    def _outputs(self, block: nn.Module, hidden: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        for states, call in zip(hidden, self.calls, strict=True):
+            yield run_block(block, states.to(self.settings.device), call).cpu().contiguous()
+
     def _through(self, quantized: PausedPass | None, original: PausedPass | None, share: Share) -> None:
         """Lets passes run to their end and takes their outputs."""
         for running in (quantized, original):
             if running is not None:
                 for _ in running.advance():
                     raise RuntimeError(f"{self.name}: a pass stops where no layer is to be quantized any more")
-                outputs = [states.cpu().contiguous() for states in running.outputs]
+                outputs = self.streams.keep(states.cpu().contiguous() for states in running.outputs)
                 share.step()
                 if running is quantized:
                     self.streams.quantized = outputs

@@ -32,11 +32,11 @@ is not finite is: something before this layer overflowed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from compress.quantize.grid import max_abs_scale, search_scale
+from compress.quantize.grid import Grid, covering_grid, searched_grid
 from compress.quantize.polish import local_search, refit_scales
 from compress.quantize.statistics import Statistics, mean_alive
 from compress.scheme import QuantizedWeight, Scheme
@@ -75,7 +75,7 @@ class GptqSettings:
 class GptqResult:
     """Attributes:
     weight: the codes and scales.
-    latent: float32 [out, in], W at the moment it was rounded, in units of the scale: what learning starts from.
+    latent: float32 [out, in], W / s + z at the moment it was rounded: what learning starts from.
     target: float32 [out, in], W*, what the codes were fitted to.
     damping: share of mean(diag H) added to the diagonal in the end; None if no factorization succeeded and the
         weight was rounded to nearest instead.
@@ -151,14 +151,15 @@ def gptq(
     zero, before = _zero_groups(W, scheme), W
     if prepared.L is not None:
         W = corrected(W, prepared.statistics, prepared.L).masked_fill_(zero, 0.0)
-    scale = _scales(W, h, scheme, scale_dtype, settings)
-    codes, latent = sweep(W[:, order], U, _columns(scale, W.shape[1])[:, order], scheme)
+    grid = _grid(W, h, scheme, scale_dtype, settings)
+    s, z = _columns(grid.scale, W.shape[1]), _zeros(grid, W.shape[1])
+    codes, latent = sweep(W[:, order], U, s[:, order], scheme, None if z is None else z[:, order])
     if not bool(torch.isfinite(latent).all()):
         return _nearest(before, h, scheme, scale_dtype, settings)
     natural = torch.argsort(order)
-    weight = QuantizedWeight(codes[:, natural], scale, None, scheme)
+    weight = QuantizedWeight(codes[:, natural], grid.scale, grid.zero_point, scheme)
     weight = _polished(W, prepared, weight, settings)
-    weight = QuantizedWeight(weight.codes.masked_fill(zero, 0), weight.scale, None, scheme)
+    weight = replace(weight, codes=weight.codes.where(~zero, 0 if z is None else z.to(torch.int8)))
     return GptqResult(weight, latent[:, natural], W, prepared.damping)
 
 
@@ -166,16 +167,16 @@ def _nearest(
     W: torch.Tensor, h: torch.Tensor, scheme: Scheme, dtype: torch.dtype, settings: GptqSettings
 ) -> GptqResult:
     """What is left where the Hessian is of no use."""
-    scale = _scales(W, h, scheme, dtype, settings)
-    latent = W / _columns(scale, W.shape[1])
+    grid = _grid(W, h, scheme, dtype, settings)
+    latent, z = W / _columns(grid.scale, W.shape[1]), _zeros(grid, W.shape[1])
+    if z is not None:
+        latent += z
     codes = latent.round().clamp(*scheme.code_range).to(torch.int8)
-    return GptqResult(QuantizedWeight(codes, scale, None, scheme), latent, W, None)
+    return GptqResult(QuantizedWeight(codes, grid.scale, grid.zero_point, scheme), latent, W, None)
 
 
-def _scales(
-    W: torch.Tensor, h: torch.Tensor, scheme: Scheme, dtype: torch.dtype, settings: GptqSettings
-) -> torch.Tensor:
-    return search_scale(W, scheme, dtype, h) if settings.search_scales else max_abs_scale(W, scheme, dtype)
+def _grid(W: torch.Tensor, h: torch.Tensor, scheme: Scheme, dtype: torch.dtype, settings: GptqSettings) -> Grid:
+    return searched_grid(W, scheme, dtype, h) if settings.search_scales else covering_grid(W, scheme, dtype)
 
 
 def _zero_groups(W: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -188,6 +189,11 @@ def _zero_groups(W: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 def _columns(scale: torch.Tensor, width: int) -> torch.Tensor:
     """Scale of every column: [out, groups] -> float32 [out, in]."""
     return scale.float().repeat_interleave(width // scale.shape[1], dim=1)
+
+
+def _zeros(grid: Grid, width: int) -> torch.Tensor | None:
+    """Zero point of every column, float32 [out, in]; None where there are none."""
+    return None if grid.zero_point is None else _columns(grid.zero_point, width)
 
 
 def corrected(W: torch.Tensor, statistics: Statistics, L: torch.Tensor) -> torch.Tensor:
@@ -260,20 +266,23 @@ def _inverse_factor(A: torch.Tensor) -> torch.Tensor | None:
     return U if bool(torch.isfinite(U).all()) else None
 
 
-def sweep(W: torch.Tensor, U: torch.Tensor, s: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
+def sweep(
+    W: torch.Tensor, U: torch.Tensor, s: torch.Tensor, scheme: Scheme, z: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Algorithm 1 with fixed scales: rounds the columns of W from left to right.
 
     Args:
         W: float32 [out, in].
         U: float32 [in, in], upper factor of the inverse Hessian.
         s: float32 [out, in], scale of each column.
+        z: float32 [out, in], its zero point; None where all are 0.
 
     Returns:
-        codes int8 [out, in], and what was rounded, float32 [out, in], in units of the scale.
+        codes int8 [out, in], and what was rounded, W / s + z, float32 [out, in].
     """
     low, high = scheme.code_range
     rest = W.T.contiguous()  # [in, out]: one column is one contiguous row
-    scales = s.T.contiguous()
+    scales, zeros = s.T.contiguous(), None if z is None else z.T.contiguous()
     codes = torch.empty(W.shape[1], W.shape[0], dtype=torch.int8, device=W.device)
     latent = torch.empty_like(rest)
     for start in range(0, W.shape[1], SWEEP_COLUMNS):
@@ -282,8 +291,12 @@ def sweep(W: torch.Tensor, U: torch.Tensor, s: torch.Tensor, scheme: Scheme) -> 
         block = U[start:end, start:end]
         for i in range(start, end):
             latent[i] = rest[i] / scales[i]
+            if zeros is not None:
+                latent[i] += zeros[i]
             q = latent[i].round().clamp_(low, high)
             codes[i] = q.to(torch.int8)
+            if zeros is not None:
+                q -= zeros[i]
             errors[i - start] = (rest[i] - q * scales[i]) / U[i, i]
             rest[i + 1 : end].addr_(block[i - start, i + 1 - start :], errors[i - start], alpha=-1)
         rest[end:].addmm_(U[start:end, end:].T, errors, alpha=-1)

@@ -12,8 +12,10 @@ import torch
 from compress.errors import BrokenResultError
 from compress.model.anatomy import LinearLayer
 from compress.model.checkpoint import Checkpoint
+from compress.quantize.bitsandbytes_rounding import check_half, quantize_llm_int8, quantize_nf4
+from compress.quantize.float8 import quantize_float8
 from compress.quantize.gptq import GptqResult, GptqSettings, Prepared, gptq
-from compress.quantize.grid import max_abs_scale, output_errors, quantize_nearest, search_scale
+from compress.quantize.grid import covering_grid, output_errors, quantize_nearest, searched_grid
 from compress.quantize.statistics import Statistics
 from compress.records import LayerRecord
 from compress.scheme import QuantizedWeight, Scheme
@@ -54,13 +56,31 @@ def read_weight(checkpoint: Checkpoint, layer: LinearLayer) -> torch.Tensor:
 def nearest(W: torch.Tensor, plan: LayerPlan) -> QuantizedWeight:
     """Round to nearest, all columns alike: at 4 bits with scales searched for the least |error|^2.4.
 
-    At 8 bits clipping the largest weights costs more than the finer grid gains (scripts/bench_quantization.json).
+    At 8 bits clipping the largest weights costs more than the finer grid gains (scripts/bench_quantization.json), and
+    bitsandbytes has no choice of scales.
     """
-    if plan.scheme.bits == 8:
-        scale = max_abs_scale(W, plan.scheme, plan.scale_dtype)
-    else:
-        scale = search_scale(W, plan.scheme, plan.scale_dtype, power=NEAREST_POWER)
-    return quantize_nearest(W, scale, plan.scheme)
+    if plan.scheme.bits == 8 or plan.scheme.values != "int":
+        return plain(W, plan)
+    grid = searched_grid(W, plan.scheme, plan.scale_dtype, power=NEAREST_POWER)
+    return quantize_nearest(W, grid.scale, plan.scheme, grid.zero_point)
+
+
+def plain(W: torch.Tensor, plan: LayerPlan) -> QuantizedWeight:
+    """Round to nearest with scales that the largest weights decide.
+
+    Raises:
+        BrokenResultError: see `check_half`.
+    """
+    match plan.scheme.values:
+        case "float":
+            return quantize_float8(W, plan.scheme, plan.scale_dtype)
+        case "nf4":
+            return quantize_nf4(W, plan.scheme)
+        case "llm_int8":
+            check_half(plan.layer.name, W)
+            return quantize_llm_int8(W, plan.scheme)
+    grid = covering_grid(W, plan.scheme, plan.scale_dtype)
+    return quantize_nearest(W, grid.scale, plan.scheme, grid.zero_point)
 
 
 def quantize_layer(plan: LayerPlan, W: torch.Tensor, prepared: Prepared | None, settings: GptqSettings) -> GptqResult:
@@ -121,7 +141,10 @@ def layer_record(
     if facts.dead:
         notes.append(f"{facts.dead} inputs were zero, or next to it, for every calibration token")
     algorithm = plan.algorithm
-    if plan.algorithm == "gptq" and result.damping is None:
+    if plan.algorithm == "gptq" and facts.tokens == 0:
+        notes.append("no calibration token reached this expert: rounded to nearest")
+        algorithm = "rtn"
+    elif plan.algorithm == "gptq" and result.damping is None:
         notes.append("the Hessian could not be factored at any damping: rounded to nearest")
         algorithm = "rtn"
     elif plan.algorithm == "gptq" and result.damping != settings.damping:
@@ -147,12 +170,11 @@ def record(
         target: float32 [out, in], the weights whose outputs the codes were fitted to; None for W itself.
     """
     target = W if target is None else target
-    plain = quantize_nearest(W, max_abs_scale(W, plan.scheme, plan.scale_dtype), plan.scheme)
+    simple = plain(W, plan)
     dense = weight.dequantize(torch.float32)
     both = (W == 0) & (dense == 0)
     zero_groups = int(both.reshape(W.shape[0], weight.scale.shape[1], -1).all(dim=-1).sum())
-    before, after = output_errors(target, [plain.dequantize(torch.float32), facts.unsmoothed(dense)], facts.H)
-    remarks = [*notes, f"{zero_groups} groups are all zero and stay exactly zero"] if zero_groups else list(notes)
+    before, after = output_errors(target, [simple.dequantize(torch.float32), facts.unsmoothed(dense)], facts.H)
     return LayerRecord(
         name=plan.layer.name,
         shape=(plan.layer.out, plan.layer.width),
@@ -165,9 +187,37 @@ def record(
         tokens=facts.tokens,
         error_before=before,
         error_after=after,
-        notes=tuple(remarks),
+        notes=(*notes, *_zero_note(zero_groups)),
         sha256=weight_sha256(weight),
     )
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of a layer's output with max-abs rounding to nearest (`before`) and as it is stored."""
+
+    before: float
+    after: float
+
+
+def rounded_record(plan: LayerPlan, errors: Errors, zero_groups: int, sha256: str) -> LayerRecord:
+    """The record of a layer that was rounded to nearest without calibration data."""
+    return LayerRecord(
+        name=plan.layer.name,
+        shape=(plan.layer.out, plan.layer.width),
+        target=plan.target,
+        algorithm="rtn",
+        group_size=plan.scheme.group_size,
+        scheme=plan.scheme.label,
+        error_before=errors.before,
+        error_after=errors.after,
+        notes=_zero_note(zero_groups),
+        sha256=sha256,
+    )
+
+
+def _zero_note(zero_groups: int) -> tuple[str, ...]:
+    return (f"{zero_groups} groups are all zero and stay exactly zero",) if zero_groups else ()
 
 
 def weight_sha256(weight: QuantizedWeight) -> str:

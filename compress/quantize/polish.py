@@ -1,7 +1,7 @@
 """After the sweep: better scales for given codes, better codes for given scales.
 
 GPTQ chooses each code once. Both steps here lower the same error, tr(E H E^T) with E = S o Q - W (S the scale of every
-column, Q the codes), and never raise it.
+column, Q the codes, less their zero points), and never raise it. Zero points stay.
 
 - Scales: for given codes the error is quadratic in a row's group scales, so the best ones solve a linear system of
   [groups, groups] for each row: A ds = b with A_kl = q_k H_kl q_l^T and b_k = -(E H)_k q_k^T, where q_k are the
@@ -13,6 +13,8 @@ column, Q the codes), and never raise it.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
@@ -34,11 +36,24 @@ def refit_scales(W: torch.Tensor, H: torch.Tensor, weight: QuantizedWeight) -> Q
 
     Rows where the rounded solution is no better keep their scales.
     """
+    Q = _counted(weight)
     scales = [
-        _refit(W[rows], H, weight.codes[rows], weight.scale[rows])
+        _refit(W[rows], H, Q[rows], weight.scale[rows])
         for rows in (slice(start, start + ROWS) for start in range(0, W.shape[0], ROWS))
     ]
-    return QuantizedWeight(weight.codes, torch.cat(scales), None, weight.scheme)
+    return replace(weight, scale=torch.cat(scales))
+
+
+def _counted(weight: QuantizedWeight) -> torch.Tensor:
+    """Codes counted from their zero points, [out, in], in a dtype that holds them."""
+    if weight.zero_point is None:
+        return weight.codes
+    return weight.codes.float() - weight.zero_point.repeat_interleave(_size(weight), dim=1)
+
+
+def _size(weight: QuantizedWeight) -> int:
+    """Columns of a group."""
+    return weight.codes.shape[1] // weight.scale.shape[1]
 
 
 def _refit(W: torch.Tensor, H: torch.Tensor, Q: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
@@ -70,9 +85,9 @@ def local_search(
     if passes == 0:
         return weight
     Hs = H[order][:, order]
-    S = weight.scale.float().repeat_interleave(W.shape[1] // weight.scale.shape[1], dim=1)[:, order]
+    S = weight.scale.float().repeat_interleave(_size(weight), dim=1)[:, order]
     Q = weight.codes.float()[:, order]
-    E = Q * S - W[:, order]
+    E = _counted(weight)[:, order] * S - W[:, order]
     for _ in range(passes):
         before = Q.clone()
         _one_pass(Q, E, S, Hs, weight.scheme)
@@ -82,7 +97,7 @@ def local_search(
         return weight
     codes = torch.empty_like(weight.codes)
     codes[:, order] = Q.to(torch.int8)
-    return QuantizedWeight(codes, weight.scale, None, weight.scheme)
+    return replace(weight, codes=codes)
 
 
 def _one_pass(Q: torch.Tensor, E: torch.Tensor, S: torch.Tensor, H: torch.Tensor, scheme: Scheme) -> None:

@@ -71,10 +71,11 @@ class _Layer:
     def __init__(self, result: GptqResult, transposed: bool, dtype: torch.dtype) -> None:
         codes = result.weight.codes.float()
         self._start = torch.clamp(result.latent, codes - LARGEST_LATENT, codes + LARGEST_LATENT)
-        groups = codes.reshape(len(codes), result.weight.scale.shape[1], -1)
-        zero = (groups == 0).all(dim=-1, keepdim=True).expand_as(groups)  # groups of zeros stay zero
+        self._zero_point, self._zeros = result.weight.zero_point, _zeros(result.weight)
+        groups = (codes == self._zeros).reshape(len(codes), result.weight.scale.shape[1], -1)
+        zero = groups.all(dim=-1, keepdim=True).expand_as(groups)  # groups of zeros stay zero
         self._fixed = zero.reshape(codes.shape)
-        self._start.masked_fill_(self._fixed, 0.0)
+        self._start = torch.where(self._fixed, self._zeros, self._start)
         self._v = torch.zeros_like(codes)
         self._scale = result.weight.scale.to(torch.float32, copy=True)  # moved in place
         self._stored, self._scheme = result.weight.scale.dtype, result.weight.scheme
@@ -87,7 +88,7 @@ class _Layer:
         return (self._start + self._v).round_().clamp_(low, high)
 
     def weight(self) -> QuantizedWeight:
-        return QuantizedWeight(self._codes().to(torch.int8), self._rounded_scale(), None, self._scheme)
+        return QuantizedWeight(self._codes().to(torch.int8), self._rounded_scale(), self._zero_point, self._scheme)
 
     def _rounded_scale(self) -> torch.Tensor:
         return stored_scale(self._scale, self._stored)
@@ -108,13 +109,20 @@ class _Layer:
         out, groups = self._scale.shape
         low, high = self._scheme.code_range
         latent = self._start + self._v
-        codes = latent.round().clamp_(low, high)
-        by_scale = (self._gradient * codes).reshape(out, groups, -1).sum(dim=-1)
+        counted = latent.round().clamp_(low, high) - self._zeros
+        by_scale = (self._gradient * counted).reshape(out, groups, -1).sum(dim=-1)
         fixed = self._fixed | (latent < low - 0.5) | (latent > high + 0.5)
         self._v -= rounding_rate * self._gradient.sign().masked_fill_(fixed, 0.0)
         self._scale -= scale_rate * self._scale * by_scale.sign()
         self._gradient.zero_()
         self.dense = self._dense()
+
+
+def _zeros(weight: QuantizedWeight) -> torch.Tensor:
+    """Zero point of every column, float32 [out, in]; [1, 1] where all are 0."""
+    if weight.zero_point is None:
+        return torch.zeros(1, 1, device=weight.codes.device)
+    return weight.zero_point.float().repeat_interleave(weight.codes.shape[1] // weight.scale.shape[1], dim=1)
 
 
 def refine(

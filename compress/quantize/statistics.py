@@ -79,6 +79,8 @@ class Accumulator:
             residual_drift: r~ - r, [..., T, out].
         """
         x = inputs.detach().reshape(-1, inputs.shape[-1])  # [T, in]
+        if not len(x):
+            return  # an expert that no token of the window was sent to
         X = x.float()
         self._add_symmetric(X)
         self._tokens += X.shape[0]

@@ -19,12 +19,14 @@ from threadpoolctl import threadpool_limits
 
 from compress.journal import Resumed, SavePart
 from compress.model.anatomy import Anatomy
-from compress.model.blocks import BlockModel, Call
+from compress.model.blocks import BlockModel
 from compress.model.checkpoint import Checkpoint
 from compress.model.folding import producers
 from compress.progress import Progress
-from compress.quantize.block import Share, Streams, WalkSettings, opened_block
-from compress.quantize.layer import Facts, LayerPlan, nearest, read_weight, record
+from compress.quantize.block import Share, WalkSettings, opened_block
+from compress.quantize.layer import LayerPlan
+from compress.quantize.row_blocks import round_layer
+from compress.quantize.streams import first_streams
 from compress.records import LayerRecord
 
 
@@ -42,9 +44,7 @@ def quantize_nearest_all(
     with progress.phase("Rounding", len(plans)) as advance:
         for plan in plans:
             if plan.layer.name not in done:
-                W = read_weight(checkpoint, plan.layer).to(device)
-                quantized = nearest(W, plan)
-                new = record(plan, W, quantized, Facts(None, None), "rtn")
+                quantized, new = round_layer(checkpoint, plan, device)
                 save(plan.layer.name, {plan.layer.name: quantized}, [new], {}, None)
                 records.append(new)
             advance(1)
@@ -68,9 +68,9 @@ def quantize_blocks(
         by_block.setdefault(plan.layer.block, []).append(plan)
     last = max(by_block)
     sources = producers(checkpoint, anatomy, {plan.layer.name for plan in plans})
-    streams = _first_inputs(
-        model, windows, two=settings.two_streams and any(plan.algorithm == "gptq" for plan in plans)
-    )
+    two = settings.two_streams and any(plan.algorithm == "gptq" for plan in plans)
+    streams = first_streams(model.inputs, windows, two=two, spill=settings.spill)
+    model.drop_outside()
     first, records = 0, list[LayerRecord]()
     if resumed is not None:
         first, records = len(resumed.parts), list(resumed.records)
@@ -93,15 +93,3 @@ def quantize_blocks(
             del work  # its weights and statistics go before the next block's come
             share.finish()
     return records
-
-
-def _first_inputs(model: BlockModel, windows: Sequence[torch.Tensor], *, two: bool) -> Streams:
-    """Inputs of block 0; calls depend on the length alone, so windows of one length share them."""
-    hidden: list[torch.Tensor] = []
-    calls: list[list[Call]] = []
-    by_length: dict[int, list[Call]] = {}
-    for ids in windows:
-        states, called = model.inputs(ids)
-        hidden.append(states.cpu().contiguous())
-        calls.append(by_length.setdefault(len(ids), called))
-    return Streams(hidden, list(hidden) if two else None, calls)

@@ -36,6 +36,7 @@ MEASURED: Mapping[str, Path] = {
 """What all commands that measure have in common."""
 OPTIONS: Mapping[str, Path] = {
     "MODEL": ("model",),
+    "--dequantize": ("dequantize",),
     "--output": ("output",),
     "--target": (*_QUANTIZE, "target"),
     "--algorithm": (*_QUANTIZE, "algorithm"),

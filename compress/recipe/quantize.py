@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, ValidationError, ValidationInfo, field_validator
@@ -22,7 +22,7 @@ from compress.recipe.fields import (
     rule,
 )
 from compress.recipe.section import Section
-from compress.scheme import PER_CHANNEL, TARGETS, Target
+from compress.scheme import PER_CHANNEL, TARGETS, Target, Values
 
 DEFAULT_DAMPING = 0.05
 DEFAULT_MAX_FALLBACK = 0.05
@@ -40,6 +40,14 @@ _ONLY_GPTQ = {
     "refine": "is refined",
 }
 """Fields that only algorithm gptq may change, and what it does with them."""
+
+
+_UNSMOOTHED: Mapping[Values, str] = {
+    "float": "stores floating-point numbers, which are as exact beside outliers as without them",
+    "nf4": "is rounded as bitsandbytes does it",
+    "llm_int8": "is rounded as bitsandbytes does it, which sets outliers apart",
+}
+"""Why factors are not folded for targets that are no integers."""
 
 
 class Override(Section):
@@ -103,8 +111,8 @@ class Quantize(Section):
     """Steps of block-wise learning after gptq."""
     smooth: bool | None = None
     """Fold factors into norms and earlier layers, so that the rest rounds better (SmoothQuant, AWQ). Null: only where
-    inputs are rounded, as in int8, and what takes the factors has no bias: biases keep their
-    values; nowhere with refine."""
+    inputs are rounded to integers, as in int8, and what takes the factors has no bias: biases keep their
+    values; nowhere with refine. Never for fp8, nf4 and int8-bnb."""
     max_shard_size: Size = Field(default=5 * 10**9, json_schema_extra={"default": "5GB"})
     """Largest weight file, with its unit (MB = 10^6 bytes)."""
 
@@ -113,15 +121,22 @@ class Quantize(Section):
         """The algorithm of all layers, the default resolved; None for a cast."""
         return _algorithm(TARGETS[self.target], self.algorithm, self.overrides)
 
-    def smooths(self, activation_bits: int | None) -> bool:
-        """Whether factors are folded for layers whose inputs are rounded to so many bits, the default resolved."""
+    def smooths(self, activation_bits: int | None, values: Values) -> bool:
+        """Whether factors are folded for layers whose inputs are rounded to so many bits, the default resolved.
+
+        Args:
+            values: what their codes stand for. Only integers gain by it: floating-point numbers have room for
+                outliers, and bitsandbytes sets them apart.
+        """
+        if values != "int":
+            return False
         return (activation_bits is not None and not self.refine) if self.smooth is None else self.smooth
 
     @property
     def smooths_any(self) -> bool:
         """The same for any of the layers."""
-        targets = (self.target, *(override.target for override in self.overrides))
-        return any(TARGETS[name].bits and self.smooths(TARGETS[name].activation_bits) for name in targets)
+        targets = [TARGETS[name] for name in (self.target, *(override.target for override in self.overrides))]
+        return any(target.bits and self.smooths(target.activation_bits, target.values) for target in targets)
 
     @field_validator("algorithm")
     @classmethod
@@ -201,6 +216,11 @@ class Quantize(Section):
         target = _target(info)
         if smooth and target and target.cast:
             raise rule(f"target {target.name} is a cast and rounds nothing: leave this out")
+        others = [TARGETS[override.target] for override in info.data.get("overrides", ())]
+        if smooth and target and all(one.values != "int" for one in (target, *others)):
+            raise rule(f"target {target.name} {_UNSMOOTHED[target.values]}: leave this out")
+        if smooth and info.data.get("format") == "gguf":
+            raise rule("a GGUF file stores what takes the factors in other dtypes, which is not proved: leave this out")
         if smooth and info.data.get("refine"):
             raise rule("a step either smooths or refines: leave one of them out")
         return smooth
@@ -212,8 +232,10 @@ def _target(info: ValidationInfo) -> Target | None:
 
 
 def _grouped(size: str | int | None, target: Target | None) -> str | int | None:
-    if target and not target.grouped and size not in (None, "auto", PER_CHANNEL):
-        why = "is a cast and has no scales" if target.cast else "has one scale per output channel"
+    own = target.default_group_size if target else None
+    if target and not target.grouped and size not in (None, "auto", own):
+        one = "has one scale per output channel" if own == PER_CHANNEL else f"has blocks of {own} weights"
+        why = "is a cast and has no scales" if target.cast else one
         grouped = ", ".join(row.name for row in TARGETS.values() if row.grouped)
         raise rule(f"target {target.name} {why}: leave this out. Targets with groups: {grouped}")
     return size

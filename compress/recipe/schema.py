@@ -68,6 +68,8 @@ class Recipe(Section):
     """Version of the recipe language."""
     model: Text
     """Folder of the model, or hub id, or hub id@revision."""
+    dequantize: bool = False
+    """Start from the dequantized weights of a model that is quantized already (compressed-tensors or GPTQ)."""
     output: Text | None = None
     """Folder to write. Null: ./<model name>-<target>."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)

@@ -127,11 +127,11 @@ def _unknown_key(path: Path, top: type[Section]) -> str:
 
 
 def _meant(name: str, keys: Sequence[str], top: type[Section]) -> str:
-    near = nearest(name, keys)
-    if near:
-        return f" (did you mean `{near}`?)"
+    """One of the keys here, unless another map has one that is nearer to `name`."""
     everywhere = list(_all_keys(top, ""))
-    far = nearest(name, {key for _, key in everywhere})
+    near, far = nearest(name, keys), nearest(name, {key for _, key in everywhere})
+    if near and far and nearest(name, [near, far]) == near:
+        return f" (did you mean `{near}`?)"
     if not far:
         return ""
     homes = [f"`{above}`" if above else "the top level" for above, key in everywhere if key == far]

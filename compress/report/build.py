@@ -9,6 +9,7 @@ from typing import Any
 
 from compress import __version__
 from compress.metrics import METRICS
+from compress.plan.serving import Serving
 from compress.records import Interval, LayerRecord, Measurement, StepRecord, TaskRecord
 from compress.report.remarks import remarks
 from compress.report.schema import (
@@ -22,6 +23,7 @@ from compress.report.schema import (
     MeasurementPart,
     Report,
     Reproduce,
+    ServingPart,
     StepPart,
     TaskPart,
     Tool,
@@ -43,6 +45,7 @@ def build_report(
     output: str,
     format_name: str | None,
     tasks: Sequence[TaskRecord] = (),
+    serving: Sequence[Serving] = (),
     command: Command = "run",
     recipe: Mapping[str, Any] | None = None,
     environment: Mapping[str, Any] | None = None,
@@ -54,6 +57,7 @@ def build_report(
     Args:
         proof: what the proof in a fresh process found, as plain data; None when there was none.
         output: the folder of the result, as the user named it.
+        serving: what serving engines make of the folder; empty where nobody looked.
         format_name: the checkpoint format of the result ("compressed-tensors", "gptq", "safetensors"), None where
             it is not known.
         created: ISO 8601 time, or None. The only time in a report.
@@ -69,6 +73,7 @@ def build_report(
         remarks=remarks(parts, steps, format_name=format_name, proved=proof is not None, command=command),
         steps=tuple(step_part(step) for step in steps),
         proof=None if proof is None else plain(proof),
+        serving=tuple(ServingPart(**asdict(one)) for one in serving),
         inputs=inputs,
         recipe=None if recipe is None else plain(recipe),
         environment=plain(environment or {}),
@@ -148,6 +153,7 @@ def step_part(step: StepRecord) -> StepPart:
             layers_quantized=step.layers_quantized,
             layers_skipped=step.layers_skipped,
             layers_fallback=step.layers_fallback,
+            layers_uncalibrated=step.layers_uncalibrated,
             calibration_tokens=tokens if isinstance(tokens, int) else None,
         ),
         notes=step.notes,

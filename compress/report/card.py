@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from compress.model.architectures import Kind
 from compress.report.clean import cleaned, defused, single_line
 from compress.report.layer_views import by_scheme, left_alone
-from compress.report.loading import VLLM_INSTALL, Kind, loading
+from compress.report.loading import VLLM_INSTALL, loading
 from compress.report.markdown_text import Code, block, cell, code, prose
 from compress.report.schema import MeasurementPart, Report
 from compress.report.task_views import figure, smallest_drops, task_rows
@@ -35,6 +36,8 @@ def model_card(
     kind: Kind,
     source_card: str | None = None,
     fusable: bool = True,
+    experts: bool = False,
+    architecture: str | None = None,
 ) -> str:
     """The card for the result.
 
@@ -43,15 +46,28 @@ def model_card(
         target: what the weights were quantized to ("int4"), for title and tags.
         source_card: the text of the source's own README.md.
         fusable: engines that fuse q/k/v and gate/up can serve it.
+        experts: it has experts, each with matrices of its own.
+        architecture: name of the class, for models that are no decoders or encoders of text.
     """
     base = base_model(report.inputs.model.source)
+    schemes = {layer.scheme or "" for step in report.steps for layer in step.layers}
+    zero_points = any(scheme.endswith("asymmetric") for scheme in schemes)
     name = f"{PurePosixPath(base).name}-{target}"
     parts = [
         front_matter(base, target, format_name, source_card, evaluations(report), name),
         f"# {prose(name)}",
         made_how(report, base, target, format_name),
         "## Load it",
-        load_section(format_name, kind, name, fusable=fusable, mixed=bool(by_scheme(report))),
+        load_section(
+            format_name,
+            kind,
+            name,
+            fusable=fusable,
+            mixed=bool(by_scheme(report)),
+            zero_points=zero_points,
+            experts=experts,
+            architecture=architecture,
+        ),
         *measured_section(report),
         "## Limits",
         limits(report, source_card),
@@ -169,9 +185,28 @@ def made_how(report: Report, base: str, target: str, format_name: str) -> str:
     return text + " Recipe, versions and every layer's record are in `compress.json`."
 
 
-def load_section(format_name: str, kind: Kind, name: str, *, fusable: bool, mixed: bool) -> str:
-    how = loading(format_name, kind, name, mixed=mixed)
-    parts = [block(how.install, "bash"), block("\n".join(how.transformers), "python")]
+def load_section(
+    format_name: str,
+    kind: Kind,
+    name: str,
+    *,
+    fusable: bool,
+    mixed: bool,
+    zero_points: bool,
+    experts: bool = False,
+    architecture: str | None = None,
+) -> str:
+    how = loading(
+        format_name,
+        kind,
+        name,
+        mixed=mixed,
+        zero_points=zero_points,
+        experts=experts,
+        architecture=architecture,
+    )
+    parts = [how.note] if how.note else []
+    parts += [block(how.install, "bash"), block("\n".join(how.transformers), "python")]
     if how.vllm and fusable:
         parts += ["Or serve it with vLLM:", block(f"{VLLM_INSTALL}\n{how.vllm}", "bash")]
     return "\n\n".join(parts)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Kind = Literal["decoder", "encoder"]
+from compress.model.architectures import Kind
 
 INSTALL = {
     "safetensors": "pip install transformers",
     "compressed-tensors": "pip install transformers compressed-tensors",
     "gptq": "pip install transformers gptqmodel optimum",
+    "gptq_v2": "pip install transformers gptqmodel optimum",
+    "bitsandbytes": "pip install transformers accelerate bitsandbytes",
 }
 VLLM_INSTALL = "pip install vllm"
 
@@ -18,31 +19,96 @@ VLLM_INSTALL = "pip install vllm"
 @dataclass(frozen=True)
 class Loading:
     """Attributes:
-    install: the pip line for transformers with this format.
-    transformers: Python lines that load the model and its tokenizer.
+    install: the pip line for what runs this format: transformers, but for gguf.
+    transformers: Python lines that load the model and its tokenizer there.
     vllm: a shell line that serves it, or None where vLLM does not.
+    note: what a reader has to know before, or None.
     """
 
     install: str
     transformers: tuple[str, ...]
     vllm: str | None
+    note: str | None = None
 
 
-def loading(format_name: str, kind: Kind, folder: str, *, mixed: bool = False) -> Loading:
-    """The lines for `folder`, a path or a hub id; `mixed`: its layers have several schemes."""
-    if format_name == "gptq" and mixed:
+_FIRST_SCHEME = (
+    "The layers have several schemes. Load it as it stands here: with `dequantize=True` transformers would give all "
+    "layers the first scheme."
+)
+_ZERO_POINTS = "transformers loads weights with zero points only with `dequantize=True`; vLLM reads them as they are."
+_ONLY_VLLM = (
+    "transformers cannot load it: it reads weights with zero points only with `dequantize=True`, which would give all "
+    "layers the first of this model's schemes. vLLM reads it."
+)
+
+_EXPERTS = (
+    "transformers cannot load it: it holds all experts of a block in one tensor, and reads none from the gptq format. "
+    "vLLM reads it."
+)
+
+
+def loading(
+    format_name: str,
+    kind: Kind,
+    folder: str,
+    *,
+    mixed: bool = False,
+    zero_points: bool = False,
+    experts: bool = False,
+    architecture: str | None = None,
+) -> Loading:
+    """The lines for `folder`, a path or a hub id.
+
+    Args:
+        mixed: its layers have several schemes.
+        zero_points: some of its layers have zero points.
+        experts: it has experts, each with matrices of its own.
+        architecture: name of the class, for models that are no decoders or encoders of text.
+    """
+    if format_name == "gguf":
+        return _gguf(folder)
+    if format_name in ("gptq", "gptq_v2") and experts:
+        return _only_vllm(folder, _EXPERTS)
+    if format_name in ("gptq", "gptq_v2") and mixed:
         return _mixed_gptq(folder)
-    auto = "AutoModelForCausalLM" if kind == "decoder" else "AutoModel"
+    dense = format_name == "compressed-tensors" and zero_points
+    if dense and mixed:
+        return _only_vllm(folder, _ONLY_VLLM)
+    auto = {"decoder": "AutoModelForCausalLM", "encoder": "AutoModel"}.get(kind, architecture or "AutoModel")
+    reader, read_by = ("processor", "AutoProcessor") if kind == "other" else ("tokenizer", "AutoTokenizer")
     return Loading(
         install=INSTALL[format_name],
         transformers=(
-            f"from transformers import {auto}, AutoTokenizer",
+            f"from transformers import {auto}, {read_by}{', CompressedTensorsConfig' if dense else ''}",
             "",
-            f'model = {auto}.from_pretrained("{folder}")',
-            f'tokenizer = AutoTokenizer.from_pretrained("{folder}")',
+            *(("dense = CompressedTensorsConfig(dequantize=True)",) if dense else ()),
+            f'model = {auto}.from_pretrained("{folder}"{", quantization_config=dense" if dense else ""})',
+            f'{reader} = {read_by}.from_pretrained("{folder}")',
         ),
         vllm=f"vllm serve {folder}" if kind == "decoder" else None,
+        note=_ZERO_POINTS if dense else _FIRST_SCHEME if mixed and format_name == "compressed-tensors" else None,
     )
+
+
+def _gguf(folder: str) -> Loading:
+    """llama.cpp runs the one file; tokenizer and chat template are inside it."""
+    return Loading(
+        install="pip install xllamacpp",
+        transformers=(
+            "from xllamacpp import CommonParams, Server",
+            "",
+            "params = CommonParams()",
+            f'params.model.path = "{folder}/model.gguf"',
+            "server = Server(params)",
+            'answer = server.handle_completions({"prompt": "Hello", "max_tokens": 32})',
+        ),
+        vllm=None,
+    )
+
+
+def _only_vllm(folder: str, why: str) -> Loading:
+    lines = ("from vllm import LLM", "", f'model = LLM("{folder}")')
+    return Loading(VLLM_INSTALL, lines, f"vllm serve {folder}", why)
 
 
 def _mixed_gptq(folder: str) -> Loading:

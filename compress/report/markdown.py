@@ -28,6 +28,7 @@ from compress.report.views import (
     measured,
     ordered,
     quality_rows,
+    serving_line,
 )
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ def origin(report: Report) -> list[tuple[Any, Any]]:
         "compress": report.tool.version,
         "written": report.created,
     }
+    rows |= {engine.engine: serving_line(engine) for engine in report.serving}
     rows |= {key.replace("_", " "): one_line(value) for key, value in report.environment.items()}
     return [(key, value) for key, value in rows.items() if value not in (None, "")]
 

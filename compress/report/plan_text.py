@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,20 +12,27 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from compress.model.anatomy import LinearLayer
+from compress.model.moe import is_expert_group
 from compress.plan.estimate import Estimate
+from compress.plan.found import found_note, unmeasured_note
 from compress.plan.layers import PlannedLayer
 from compress.plan.planning import Plan
+from compress.plan.serving import Serving
 from compress.plan.tasks import powers
 from compress.power import USUAL_FLIPS
 from compress.report.clean import single_line
+from compress.report.schema import ServingPart
+from compress.report.views import serving_line
 
 
-def plan_data(plan: Plan, guess: Estimate) -> dict[str, Any]:
+def plan_data(plan: Plan, guess: Estimate, engines: Sequence[Serving]) -> dict[str, Any]:
     """Everything a plan says, for `--json`."""
     return {
         "model": plan.checkpoint.source,
         "revision": plan.checkpoint.revision,
         "model_type": plan.anatomy.model_type,
+        "found_by_name": plan.anatomy.by_name,
         "output": str(plan.output),
         "target": plan.target.name,
         "algorithm": plan.algorithm,
@@ -36,6 +44,7 @@ def plan_data(plan: Plan, guess: Estimate) -> dict[str, Any]:
         "weight_bytes_after": plan.weight_bytes,
         "parameters": plan.parameters,
         "tasks": [asdict(power) for power in powers(plan.recipe, plan.tasks)],
+        "serving": [asdict(engine) for engine in engines],
         "estimate": asdict(guess),
     }
 
@@ -57,19 +66,22 @@ def _header_bytes(plan: Plan) -> int:
     return sum(info.nbytes for info in plan.checkpoint.tensors.values())
 
 
-def plan_text(plan: Plan, guess: Estimate) -> RenderableType:
+def plan_text(plan: Plan, guess: Estimate, engines: Sequence[Serving]) -> RenderableType:
     """Headline, one row per layer (neighbouring blocks that are alike share one), what is left alone, bytes, time."""
     quantized = len(plan.quantized)
     targets = dict.fromkeys(layer.target for layer in plan.quantized if layer.target) or {plan.target.name: None}
     what = f"{' + '.join(targets)} as {plan.format_name}" + (f", {plan.algorithm}" if plan.algorithm else "")
     tasks = [_section("Tasks", _task_table(plan))] if plan.tasks else []
+    notes = [note for note in (found_note(plan.anatomy), unmeasured_note(plan.anatomy)) if note is not None]
     return Group(
         Text(single_line(f"{plan.checkpoint.source} -> {plan.output}"), style="bold"),
         Text(f"{what}: {quantized} of {len(plan.layers)} linear layers of {plan.anatomy.depth} blocks"),
+        *(Text(single_line(note)) for note in notes),
         _section("Layers", _layer_table(plan)),
         _section("Left alone", _left_table(plan)),
         _section("Weight files", _bytes_table(plan)),
         *tasks,
+        _section("Serving", _serving_table(engines)),
         _section("Estimate", _estimate_table(guess)),
     )
 
@@ -88,7 +100,7 @@ def _table(*names: str) -> Table:
 def _layer_table(plan: Plan) -> Table:
     """Blocks that are planned alike fold into one row per layer: `model.layers.{0..29}.mlp.up_proj`."""
     table = _table("layer", "shape", "params", "becomes")
-    for name, members in _folded(plan).items():
+    for name, members in folded(plan).items():
         planned = members[0]
         becomes = planned.scheme.label if planned.scheme else f"left alone ({planned.skipped})"
         parameters = sum(member.layer.parameters for member in members)
@@ -96,17 +108,28 @@ def _layer_table(plan: Plan) -> Table:
     return table
 
 
-def _folded(plan: Plan) -> dict[str, list[PlannedLayer]]:
-    alike: dict[tuple[str, int, int, str], list[PlannedLayer]] = {}
+def folded(plan: Plan) -> dict[str, list[PlannedLayer]]:
+    """The layers by row of the table: those of several blocks and experts that are planned alike share one."""
+    alike: dict[tuple[str, str, int, int, str], list[PlannedLayer]] = {}
     for planned in plan.layers:
-        suffix = planned.layer.name.removeprefix(plan.anatomy.block_name(planned.layer.block))
+        place = planned.layer.place
         fate = planned.scheme.label if planned.scheme else str(planned.skipped)
-        alike.setdefault((suffix, planned.layer.out, planned.layer.width, fate), []).append(planned)
-    stem = plan.anatomy.block_name(0).removesuffix("0")
+        inside = _inside(planned.layer)[0]
+        alike.setdefault((place.stack, inside, planned.layer.out, planned.layer.width, fate), []).append(planned)
     named: dict[str, list[PlannedLayer]] = {}
-    for (suffix, *_), members in alike.items():
-        named[f"{stem}{_ranges([member.layer.block for member in members])}{suffix}"] = members
+    for (stack, inside, *_), members in alike.items():
+        blocks = dict.fromkeys(member.layer.place.index for member in members)
+        experts = dict.fromkeys(_inside(member.layer)[1] or 0 for member in members)
+        named[f"{stack}.{_ranges(list(blocks))}.{inside.replace('*', _ranges(list(experts)))}"] = members
     return named
+
+
+def _inside(layer: LinearLayer) -> tuple[str, int | None]:
+    """The layer's name inside its block, with `*` for the number of its expert, and that number."""
+    if not is_expert_group(layer.fused):
+        return layer.place.inside, None
+    path, index, last = layer.place.inside.rsplit(".", 2)
+    return f"{path}.*.{last}", int(index)
 
 
 def _ranges(blocks: list[int]) -> str:
@@ -161,6 +184,13 @@ def _task_table(plan: Plan) -> RenderableType:
                 f"about {power.needed:,}, or allow more"
             )
     return Group(table, *(Text(note, style="dim") for note in notes))
+
+
+def _serving_table(engines: Sequence[Serving]) -> RenderableType:
+    table = _table("engine", "this result")
+    for engine in engines:
+        table.add_row(engine.engine, serving_line(ServingPart(**asdict(engine))))
+    return table
 
 
 def _estimate_table(guess: Estimate) -> RenderableType:

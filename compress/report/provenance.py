@@ -70,6 +70,7 @@ def _step(step: StepRecord) -> dict[str, Any]:
         "layers_quantized": step.layers_quantized,
         "layers_skipped": step.layers_skipped,
         "layers_fallback": step.layers_fallback,
+        "layers_uncalibrated": step.layers_uncalibrated,
         "notes": list(step.notes),
         "replaced": plain(step.replaced),
         "layers": plain(layers),

@@ -26,6 +26,10 @@ WHY_NOT_FASTER = {
     "a gain in speed needs an engine with packed kernels (vLLM)",
     "gptq": "it was timed on dense matrices expanded from these weights; a gain in speed needs packed kernels "
     "(gptqmodel, vLLM)",
+    "bitsandbytes": "bitsandbytes turns NF4 weights back into floating-point numbers before every product, and "
+    "LLM.int8 rounds inputs and sets outliers apart: they save memory, not time",
+    "gptq_v2": "it was timed on dense matrices expanded from these weights; a gain in speed needs packed kernels "
+    "(gptqmodel, vLLM)",
     "safetensors": "the same dense arithmetic runs in another dtype",
 }
 
@@ -46,6 +50,7 @@ def remarks(
         *floor_remarks(measurements),
         *memory_remarks(measurements),
         *fallback_remarks(steps),
+        *uncalibrated_remarks(steps),
         *smoothing_remarks(steps),
         *refinement_remarks(steps),
         *step_remarks(steps),
@@ -156,6 +161,17 @@ def fallback_remarks(steps: Sequence[StepRecord]) -> list[str]:
         + (f" and {step.layers_fallback - LISTED} more" if step.layers_fallback > LISTED else "")
         for step in steps
         if step.layers_fallback and step.settings.get("algorithm")
+    ]
+
+
+def uncalibrated_remarks(steps: Sequence[StepRecord]) -> list[str]:
+    """Experts that the calibration text left out are no better than rounded ones."""
+    return [
+        f"no calibration token reached {step.layers_uncalibrated} layers of experts, which were rounded to nearest: "
+        + ", ".join(layer.name for layer in step.uncalibrated[:LISTED])
+        + (f" and {step.layers_uncalibrated - LISTED} more" if step.layers_uncalibrated > LISTED else "")
+        for step in steps
+        if step.layers_uncalibrated
     ]
 
 

@@ -181,6 +181,7 @@ class Totals(Part):
     layers_quantized: int
     layers_skipped: int
     layers_fallback: int
+    layers_uncalibrated: int = 0
     calibration_tokens: int | None
 
 
@@ -209,6 +210,14 @@ class ModelPart(Part):
     revision: str | None = None
     content_hash: str | None = None
     model_type: str | None = None
+
+
+class ServingPart(Part):
+    """Whether a serving engine loads the result, told from its files alone; see `compress.plan.serving.Serving`."""
+
+    engine: str
+    loads: bool
+    reasons: tuple[str, ...] = ()
 
 
 class Inputs(Part):
@@ -245,6 +254,7 @@ class Report(Part):
     remarks: tuple[str, ...] = ()
     steps: tuple[StepPart, ...] = ()
     proof: dict[str, Any] | None = None
+    serving: tuple[ServingPart, ...] = ()
     inputs: Inputs
     recipe: dict[str, Any] | None = None
     environment: dict[str, Any] = {}

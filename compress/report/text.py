@@ -17,7 +17,7 @@ from compress.report.speed_views import SpeedTable, speed_tables
 from compress.report.summary import summary
 from compress.report.text_parts import FirstThatFits, bullets, interval_cells, plain_table, section, shown
 from compress.report.text_tasks import task_parts
-from compress.report.views import QualityRow, gate_rows, generation_rows, quality_rows
+from compress.report.views import QualityRow, gate_rows, generation_rows, quality_rows, serving_line
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 
@@ -148,6 +148,8 @@ def paths(report: Report, report_path: str | None) -> RenderableType:
     table.add_column(overflow="fold")
     if report.proof is not None:
         table.add_row("proof", shown(proof_line(report.proof)))
+    for engine in report.serving:
+        table.add_row(engine.engine, shown(serving_line(engine)))
     table.add_row("checkpoint", shown(report.output))
     table.add_row("report", shown(report_path or str(PurePath(report.output) / "report")))
     return table

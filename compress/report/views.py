@@ -9,7 +9,7 @@ from typing import Any
 
 from compress.records import PAIRED, WORKLOAD
 from compress.report.digits import NOT_MEASURED, beside, estimate, quantity, span
-from compress.report.schema import GatePart, MeasurementPart, Report
+from compress.report.schema import GatePart, MeasurementPart, Report, ServingPart
 
 QUALITY_LABELS = {
     "size": "weight files",
@@ -183,3 +183,9 @@ def ordered(keys: Iterable[str]) -> list[str]:
 def condition(key: str, value: Any) -> str:
     """`float32` for what speaks for itself, `new tokens 48` for the rest."""
     return str(value) if key in SPEAKING else f"{key.replace('_', ' ')} {value}"
+
+
+def serving_line(engine: ServingPart) -> str:
+    """`loads it, as far as its sources tell (read, not run): ...`; then why not, or on which conditions."""
+    said = f"{'loads it' if engine.loads else 'does not load it'}, as far as its sources tell (read, not run)"
+    return f"{said}: {'; '.join(engine.reasons)}" if engine.reasons else said

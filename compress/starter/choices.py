@@ -10,6 +10,7 @@ from pathlib import Path
 from compress.model.architectures import ARCHITECTURES, Kind
 from compress.model.checkpoint import Checkpoint
 from compress.model.hub import is_local, resolve
+from compress.model.kind import model_kind
 from compress.plan.planning import Plan, default_output, make_plan
 from compress.recipe.options import recipe_from_options
 from compress.scheme import AUTO_GROUP_SIZES, PER_CHANNEL, TARGETS, Target
@@ -36,9 +37,12 @@ class Limits:
 LIMITS = {
     "fp16": Limits("0.005", "0.999", 1, 1),
     "bf16": Limits("0.01", "0.99", 1, 1),
+    "fp8": Limits("0.06", "0.95", 3, 2),
     "int8": Limits("0.06", "0.95", 3, 2),
     "int8-weight": Limits("0.006", "0.99", 2, 1),
     "int4": Limits("0.30", "0.90", 5, 5),
+    "nf4": Limits("0.50", "0.90", 5, 5),
+    "int8-bnb": Limits("0.06", "0.95", 3, 2),
 }
 
 
@@ -52,6 +56,7 @@ class Start:
     block: glob of the first block's layers.
     group_size: as the recipe gives it; None where the target has no groups.
     group: the number that it stands for.
+    algorithm: None where it is the target's own.
     length: tokens in a window of calibration and evaluation.
     prompt, new_tokens: of the benchmark; both fit the positions together.
     start, answer: the same of the generated answers.
@@ -68,6 +73,7 @@ class Start:
     format_name: str
     group_size: str | None
     group: int | None
+    algorithm: str | None
     calibrates: bool
     length: int
     prompt: int
@@ -95,10 +101,14 @@ def choose(model: str, target: str | None, here: Path) -> tuple[Start, Checkpoin
         recipe_from_options({"MODEL": model, "--target": target})
     checkpoint = resolve(model, weights=False)
     entry = ARCHITECTURES.get(checkpoint.model_type)  # where there is none, the plan says so
-    row = TARGETS[target or ("int8" if entry is not None and entry.kind == "encoder" else "int4")]
+    generates = model_kind(checkpoint.config) == "decoder"
+    row = TARGETS[target or ("int4" if generates else "int8")]
     format_name = "gptq" if entry is not None and entry.transposed and "gptq" in row.formats else row.formats[0]
     options = {"MODEL": model, "--target": row.name, "--format": format_name, "--evaluate": False}
-    plan = make_plan(recipe_from_options(options | {"--group-size": PER_CHANNEL}), checkpoint)
+    if row.default_algorithm == "gptq" and (entry is None or not entry.linears):
+        options |= {"--algorithm": "rtn"}  # nothing can be calibrated
+    first = options | ({"--group-size": PER_CHANNEL} if row.grouped else {})
+    plan = make_plan(recipe_from_options(first), checkpoint)
     if row.grouped and (group := _group_size(plan)) != PER_CHANNEL:
         plan = make_plan(recipe_from_options(options | {"--group-size": group}), checkpoint)
     return _start(plan, here), checkpoint
@@ -130,6 +140,7 @@ def _start(plan: Plan, here: Path) -> Start:
         format_name=plan.format_name,
         group_size=None if group is None else str(group) if group == PER_CHANNEL else "auto",
         group=group,
+        algorithm=plan.algorithm if plan.algorithm != plan.target.default_algorithm else None,
         calibrates=plan.calibrates,
         length=max(2, min(WINDOW, room)),
         prompt=max(1, min(PROMPT, room - new_tokens)),

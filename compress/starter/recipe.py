@@ -16,13 +16,18 @@ from compress.starter.quoting import plain_or_quoted
 ABOUT = {
     "fp16": "a cast to 16 bits; also bf16, int8, int8-weight, int4",
     "bf16": "a cast to 16 bits; also fp16, int8, int8-weight, int4",
+    "fp8": "8-bit floating-point weights and inputs, for GPUs that have them; int8-weight is nearest to the original",
     "int8": "8-bit weights and inputs, for servers with large batches; int8-weight is nearest to the original",
     "int8-weight": "8-bit weights, nearest to the original; int4 is half the size, int8 is for large batches",
     "int4": "4-bit weights, smallest; int8-weight is nearest to the original, int8 is for large batches",
+    "nf4": "4-bit weights of bitsandbytes, which need no calibration; int4 is as small and nearer to the original",
+    "int8-bnb": "LLM.int8 of bitsandbytes, which needs no calibration; int8-weight is nearer to the original",
 }
 READERS = {
     "safetensors": "loaded by everything",
     "compressed-tensors": "loaded by transformers and vLLM",
+    "bitsandbytes": "loaded by transformers with bitsandbytes, and vLLM",
+    "gguf": "run by llama.cpp",
     "gptq": "loaded by GPTQModel, vLLM, and transformers with optimum",
 }
 
@@ -43,6 +48,7 @@ def recipe_text(start: Start) -> str:
     return environment.get_template("recipe.yaml.j2").render(
         start=start,
         decoder=start.kind == "decoder",
+        measured=start.kind != "other",
         about=ABOUT[start.target.name],
         reads=READERS[start.format_name],
     )

@@ -61,7 +61,10 @@ def assert_equal(found, expected):
     assert torch.equal(found.codes, expected.codes)
     assert found.scale.dtype == expected.scale.dtype
     assert torch.equal(found.scale, expected.scale)
-    assert found.zero_point is None
+    assert (found.zero_point is None) == (expected.zero_point is None)
+    if found.zero_point is not None:
+        assert found.zero_point.dtype == torch.int8
+        assert torch.equal(found.zero_point, expected.zero_point)
 
 
 @pytest.mark.parametrize(("format_name", "scheme"), PAIRS, ids=lambda value: getattr(value, "label", value))

@@ -49,7 +49,7 @@ def copy(good, tmp_path):
 
 
 CHANGES = {
-    'checkpoint_format: found "gptq_v2", expected "gptq"': {"checkpoint_format": "gptq_v2"},
+    'checkpoint_format: found "marlin", expected "gptq" or "gptq_v2"': {"checkpoint_format": "marlin"},
     "sym: found false, expected true": {"sym": False},
     "sym: found 1, expected true": {"sym": 1},
     "desc_act: found true, expected false": {"desc_act": True},

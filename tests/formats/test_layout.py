@@ -78,7 +78,7 @@ def test_files_equal_those_of_the_safetensors_library(tmp_path, tensors):
         filled[name] = wide[..., :size].contiguous().reshape(-1).view(TORCH[dtype]).reshape(shape)
     stored = [StoredTensor(name, dtype, shape) for name, (dtype, shape) in tensors.items()]
     (shard,) = shard_layout(stored, 10**9)
-    write_shard(tmp_path, shard, filled)
+    write_shard(tmp_path, shard, filled.items())
     save_file(filled, tmp_path / "library.safetensors", metadata={"format": "pt"})
     written = (tmp_path / shard.file).read_bytes()
     assert written == (tmp_path / "library.safetensors").read_bytes()
@@ -191,8 +191,9 @@ def test_everything_that_a_format_cannot_hold_is_named_at_once():
     [
         ("gptq", Scheme(8, -1, activation_bits=8)),
         ("gptq", Scheme(4, 32, symmetric=False)),
-        ("compressed-tensors", Scheme(4, 32, symmetric=False)),
+        ("gptq_v2", Scheme(8, -1, values="float", activation_bits=8)),
         ("compressed-tensors", Scheme(4, -1, activation_bits=8)),
+        ("compressed-tensors", Scheme(4, 64, values="nf4")),
         ("safetensors", Scheme(4, 32)),
     ],
 )

@@ -42,11 +42,11 @@ def test_gptq_words_equal_the_slow_reference(bits, out, width):
 
 @pytest.mark.parametrize(("bits", "word"), [(4, 0x77777777), (8, 0x7F7F7F7F)])
 def test_symmetric_zero_points_are_stored_minus_one(bits, word):
-    assert pack.gptq_qzeros(2, 64, bits).tolist() == [[word] * (64 * bits // 32)] * 2
+    assert pack.gptq_qzeros(torch.zeros(64, 2, dtype=torch.int8), bits, 1).tolist() == [[word] * (64 * bits // 32)] * 2
 
 
 def test_zero_points_of_a_ragged_last_word_stay_in_it():
-    assert pack.gptq_qzeros(1, 10, 4).tolist() == [[0x77777777, 0x77]]
+    assert pack.gptq_qzeros(torch.zeros(10, 1, dtype=torch.int8), 4, 1).tolist() == [[0x77777777, 0x77]]
 
 
 @pytest.mark.parametrize("bits", [4, 8])

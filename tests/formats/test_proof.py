@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
-from written import W4, W8A8, W8A16, measure, write
+from written import FP8, LLM_INT8, NF4, W4, W8A8, W8A16, measure, proof_job, write
 
 from compress.errors import BrokenResultError
 from compress.formats import proof_worker
-from compress.formats.proof import prove, stored_sha256
+from compress.formats.proof import prove, prove_all, stored_sha256
 from compress.formats.read import Reader
 from compress.model.load import build_model
 
 
 def job(written, logits, loader):
     """What `prove` sends to the worker."""
-    return {
-        "stage": str(written.stage),
-        "planned": [
-            {
-                "file": shard.file,
-                "nbytes": shard.nbytes,
-                "tensors": {t.name: [t.dtype, list(t.shape)] for t in shard.tensors},
-            }
-            for shard in written.shards
-        ],
-        "weight_sha256": written.hashes,
-        "logits": str(logits),
-        "kind": written.anatomy.kind,
-        "loader": loader,
-        "trust_remote_code": False,
-        "source": str(written.source.folder),
-        "replaced_sha256": {},
-        "threads": torch.get_num_threads(),
-    }
+    return proof_job(written, logits, loader).as_json()
 
 
 def failures(record):
@@ -49,6 +32,14 @@ CASES = {
     "llama w8a8": (tiny.tiny_llama, "compressed-tensors", W8A8, "stock"),
     "gemma3 w8a8": (tiny.tiny_gemma3, "compressed-tensors", W8A8, "stock"),
     "bert w8a8": (tiny.tiny_bert, "compressed-tensors", W8A8, "stock"),
+    "llama fp8": (tiny.tiny_llama, "compressed-tensors", FP8, "stock"),
+    "bert fp8": (tiny.tiny_bert, "compressed-tensors", FP8, "stock"),
+    "llama nf4": (tiny.tiny_llama, "bitsandbytes", NF4, "stock"),
+    "gpt2 nf4": (tiny.tiny_gpt2, "bitsandbytes", NF4, "stock"),
+    "bert nf4": (tiny.tiny_bert, "bitsandbytes", NF4, "stock"),
+    "opt int8-bnb": (tiny.tiny_opt, "bitsandbytes", LLM_INT8, "stock"),
+    "gpt2 int8-bnb": (tiny.tiny_gpt2, "bitsandbytes", LLM_INT8, "stock"),
+    "bert int8-bnb": (tiny.tiny_bert, "bitsandbytes", LLM_INT8, "stock"),
     "gpt2 gptq w4": (tiny.tiny_gpt2, "gptq", W4, "reader"),
     "opt gptq w8": (tiny.tiny_opt, "gptq", W8A16, "reader"),
     "bert gptq w4": (tiny.tiny_bert, "gptq", W4, "reader"),
@@ -94,37 +85,30 @@ def good(tmp_path_factory):
     return written, measure(written, folder / "logits.safetensors")
 
 
-def test_the_fresh_process_gives_the_same_answer(good):
+def test_one_fresh_process_gives_the_same_answers_for_a_list_of_folders(good, tmp_path):
     written, logits = good
-    arguments = {
-        "planned": written.shards,
-        "weight_sha256": written.hashes,
-        "logits": logits,
-        "kind": "decoder",
-        "loader": "stock",
-        "trust_remote_code": False,
-        "source": written.source.folder,
-    }
-    record = prove(written.stage, **arguments)
-    assert record.passed
-    assert record == proof_worker.run(job(written, logits, "stock"))
+    right = proof_job(written, logits, "stock")
+    wrong = replace(right, weight_sha256=written.hashes | {"model.layers.1.mlp.up_proj": "0" * 64})
+    lost = replace(right, logits=tmp_path / "none.safetensors")
+    first, second, third, fourth = prove_all([wrong, lost, right, right])
+    assert failures(first) == {"weights"}
+    assert failures(second) == {"process"}
+    assert "none.safetensors" in second.checks[0].detail
+    assert third.passed
+    assert third == fourth == proof_worker.run(right.as_json())
+
+
+def test_a_proof_that_fails_says_which_weight(good):
+    written, logits = good
     wrong = written.hashes | {"model.layers.1.mlp.up_proj": "0" * 64}
     with pytest.raises(BrokenResultError, match=r"weights: model\.layers\.1\.mlp\.up_proj: .* differs"):
-        prove(written.stage, **(arguments | {"weight_sha256": wrong}))
+        prove(replace(proof_job(written, logits, "stock"), weight_sha256=wrong))
 
 
 def test_a_process_that_dies_is_a_failed_proof(good, tmp_path):
     written, _ = good
     with pytest.raises(BrokenResultError, match="exit code"):
-        prove(
-            written.stage,
-            planned=written.shards,
-            weight_sha256={},
-            logits=tmp_path / "none.safetensors",
-            kind="decoder",
-            loader="stock",
-            trust_remote_code=False,
-        )
+        prove(proof_job(written, tmp_path / "none.safetensors", "stock"))
 
 
 @pytest.fixture

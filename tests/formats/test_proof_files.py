@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from test_proof import failures, job
-from written import W4, W8A8, measure, write
+from written import W4, W8A8, measure, proof_job, write
 
 from compress.errors import BrokenResultError
 from compress.formats import proof_worker
@@ -162,15 +162,7 @@ def test_a_tied_head_of_an_encoder_expects_no_scales(tmp_path, name):
 def test_a_process_that_dies_is_reported_in_one_line(good, tmp_path):
     written, _ = good
     with pytest.raises(BrokenResultError) as caught:
-        prove(
-            written.stage,
-            planned=written.shards,
-            weight_sha256={},
-            logits=tmp_path / "none.safetensors",
-            kind="decoder",
-            loader="stock",
-            trust_remote_code=False,
-        )
+        prove(proof_job(written, tmp_path / "none.safetensors", "stock"))
     message = caught.value.message
     assert "exit code 1: FileNotFoundError: " in message
     assert "\n" not in message

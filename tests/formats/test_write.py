@@ -117,13 +117,13 @@ def test_a_full_disk_says_which_file_needs_how_much(tmp_path):
     shard = Shard("model.safetensors", (StoredTensor("a", "F32", (100_000,)),))
     (tmp_path / shard.file).symlink_to("/dev/full")
     with pytest.raises(MissingResourceError, match=rf"model\.safetensors: .* {shard.nbytes:,} bytes, [\d,]+ are free"):
-        write_shard(tmp_path, shard, {"a": torch.zeros(100_000)})
+        write_shard(tmp_path, shard, {"a": torch.zeros(100_000)}.items())
 
 
 def test_other_errors_of_the_system_pass_through(tmp_path):
     shard = Shard("model.safetensors", (StoredTensor("a", "F32", (1,)),))
     with pytest.raises(OSError) as caught:
-        write_shard(tmp_path / "missing", shard, {"a": torch.zeros(1)})
+        write_shard(tmp_path / "missing", shard, {"a": torch.zeros(1)}.items())
     assert caught.value.errno == errno.ENOENT
 
 
@@ -131,14 +131,14 @@ def test_other_errors_of_the_system_pass_through(tmp_path):
 def test_a_tensor_that_is_not_as_planned_is_refused(tmp_path, wrong):
     shard = Shard("model.safetensors", (StoredTensor("a", "F32", (2,)),))
     with pytest.raises(BrokenResultError, match="a: planned as F32"):
-        write_shard(tmp_path, shard, {"a": wrong})
+        write_shard(tmp_path, shard, {"a": wrong}.items())
 
 
 def test_views_of_one_memory_are_written_as_separate_tensors(tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
     tensors = {"base": base, "row": base[1], "turned": base.T}
     stored = [StoredTensor(name, "F32", tuple(tensor.shape)) for name, tensor in tensors.items()]
-    write_shard(tmp_path, Shard("model.safetensors", tuple(stored)), tensors)
+    write_shard(tmp_path, Shard("model.safetensors", tuple(stored)), tensors.items())
     found = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 

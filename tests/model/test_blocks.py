@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import tiny
+import tiny_more
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -40,3 +42,21 @@ def test_layer_norms_under_their_first_names(tmp_path: Path) -> None:
     stock = load_original(open_checkpoint(folder), dtype=torch.float32, device="cpu")
     with torch.no_grad():
         assert torch.allclose(stock(input_ids=IDS[None])[0], today, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [tiny_more.tiny_mpnet, tiny_more.tiny_modernbert], ids=lambda make: make.__name__)
+def test_blocks_that_return_tuples_or_are_asked_for_attributes(make, tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", num_hidden_layers=4)
+    stock = load_original(open_checkpoint(folder), dtype=torch.float32, device="cpu")
+    hidden = _by_blocks(folder)
+    with torch.no_grad():
+        found = stock.final_norm(hidden) if hasattr(stock, "final_norm") else hidden
+        assert torch.allclose(stock(input_ids=IDS[None])[0], found, atol=1e-5)
+
+
+def test_a_bare_model_without_pooler(tmp_path: Path) -> None:
+    folder = tiny.tiny_bert(tmp_path / "model")
+    whole = _by_blocks(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor for name, tensor in weights.items() if "pooler" not in name}, folder / "model.safetensors")
+    assert torch.equal(_by_blocks(folder), whole)

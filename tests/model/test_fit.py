@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import tiny
+import tiny_more
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 from compress.errors import UsageError
+from compress.model.anatomy import anatomy
 from compress.model.checkpoint import open_checkpoint
 from compress.model.fit import check_fit
 
@@ -142,10 +144,15 @@ def test_the_class_of_another_model_type(tmp_path: Path) -> None:
     assert "'llama'" in message
 
 
-def test_a_missing_pooler_is_missing_to_stock_loading_too(tmp_path: Path) -> None:
-    folder = tiny.tiny_bert(tmp_path / "model")
-    message = _refusal(_edit(folder, lambda w: {k: v for k, v in w.items() if "pooler" not in k}))
-    assert "pooler.dense.weight: missing" in message
+def test_a_missing_pooler_is_forgiven_to_a_bare_model_and_to_no_other(tmp_path: Path) -> None:
+    def without_pooler(weights: State) -> State:
+        return {name: tensor for name, tensor in weights.items() if "pooler" not in name}
+
+    check_fit(open_checkpoint(_edit(tiny.tiny_bert(tmp_path / "bare"), without_pooler)))
+    torch.manual_seed(0)
+    config = transformers.BertConfig.from_pretrained(tmp_path / "bare")
+    head = tiny.save(transformers.BertForSequenceClassification(config), tmp_path / "head")
+    assert "bert.pooler.dense.weight: missing" in _refusal(_edit(head, without_pooler))
 
 
 def test_a_tied_head_with_other_values(tmp_path: Path) -> None:
@@ -187,3 +194,14 @@ def test_a_language_model_head_over_bert(tmp_path: Path) -> None:
     )
     folder = tiny.save(transformers.BertForMaskedLM(config), tmp_path / "model")
     check_fit(open_checkpoint(folder))
+
+
+def test_classes_that_ask_packed_layers_for_their_weight_are_refused(tmp_path: Path) -> None:
+    speech = open_checkpoint(tiny_more.tiny_whisper(tmp_path / "w"))
+    text = open_checkpoint(tiny_more.tiny_t5(tmp_path / "t"))
+    layers = anatomy(speech).layers
+    check_fit(speech, found=layers, packed=layers, reads_text=False)
+    layers = anatomy(text).layers
+    check_fit(text, found=layers, reads_text=False)
+    with pytest.raises(UsageError, match="cannot load T5ForConditionalGeneration with packed weights"):
+        check_fit(text, found=layers, packed=layers, reads_text=False)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import tiny
+import tiny_more
 
 from compress.model.anatomy import anatomy
 from compress.model.checkpoint import open_checkpoint
@@ -31,6 +32,7 @@ EXPECTED = {
     },
     tiny.tiny_gpt2: {"qkv": "ln_1", "o": "attn.c_attn", "fc": "ln_2"},
     tiny.tiny_bert: {"o": "attention.self.value"},
+    tiny_more.tiny_mpnet: {"o": "attention.attn.v"},
 }
 
 
@@ -53,6 +55,16 @@ def test_every_block_has_the_producers_of_its_architecture(tmp_path, make):
     for producer in found(folder).values():
         assert producer.weight in tensors
         assert (producer.bias is not None) == (producer.weight.removesuffix("weight") + "bias" in tensors)
+
+
+def test_the_first_block_of_modernbert_has_no_norm_in_front_of_it(tmp_path):
+    named = {group: producer.module for group, producer in found(tiny_more.tiny_modernbert(tmp_path / "m")).items()}
+    later = {"qkv": "attn_norm", "o": "attn.Wqkv", "gate_up": "mlp_norm", "down": "mlp.Wi"}
+    assert {group: path for group, path in named.items() if group.startswith("layers.1:")} == {
+        f"layers.1:{group}": f"layers.1.{path}" for group, path in later.items()
+    }
+    first = {group.partition(":")[2] for group in named if group.startswith("layers.0:")}
+    assert first == {"o", "gate_up", "down"}
 
 
 def test_only_gemma_norms_multiply_by_one_more(tmp_path):

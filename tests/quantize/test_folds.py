@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tiny
+import tiny_more
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -46,6 +47,8 @@ MODELS = [
     tiny.tiny_opt,
     tiny.tiny_gpt2,
     tiny.tiny_bert,
+    tiny_more.tiny_mpnet,
+    tiny_more.tiny_modernbert,
 ]
 
 
@@ -92,7 +95,7 @@ def folded_everywhere(folder):
 @torch.no_grad()
 def test_a_folded_model_gives_the_same_outputs(tmp_path, make):
     folder = make(tmp_path / "model")
-    shake(folder, "norm.weight", "layernorm.weight", "ln_1.weight", "ln_2.weight")
+    shake(folder, "norm.weight", "layernorm.weight", "_norm.weight", "ln_1.weight", "ln_2.weight")
     before = outputs(folder)
     replaced = folded_everywhere(folder)
     path = folder / "model.safetensors"

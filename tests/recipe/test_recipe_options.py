@@ -21,6 +21,8 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     "--algorithm": ("rtn", "rtn"),
     "--format": ("gptq", "gptq"),
     "--group-size": ("64", 64),
+    "--symmetric": (False, False),
+    "--dequantize": (True, True),
     "--skip": (["*.q_proj"], ("*.q_proj",)),
     "--override": (
         ["*.down_proj=int8-weight", "a=b=int4:64"],

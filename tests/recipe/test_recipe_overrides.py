@@ -61,7 +61,8 @@ def test_every_fault_of_every_override_has_its_line(tmp_path: Path) -> None:
     ) == [
         "7:11: steps[0].quantize.overrides[0].layers: is missing. Glob of layer names, as in `skip`. Skipped layers "
         "stay skipped; of several overrides the last one counts",
-        '8:31: steps[0].quantize.overrides[1].target: must be int8, int8-weight or int4, not the text "bf16"',
+        "8:31: steps[0].quantize.overrides[1].target: must be fp8, int8, int8-weight, int4, nf4 or int8-bnb, not "
+        'the text "bf16"',
         "9:20: steps[0].quantize.overrides[2].layers: must not be empty",
         "10:49: steps[0].quantize.overrides[3].group_size: target int8 has one scale per output channel: leave this "
         "out. Targets with groups: int8-weight, int4",

@@ -79,8 +79,8 @@ class TestWhatTheUserThinks:
         (problem,) = problems(tmp_path, quantize("      group_sise: 64\n"))
         assert problem == (
             "6:7: steps[0].quantize.group_sise: unknown key `group_sise` (did you mean `group_size`?). "
-            "Keys here: target, algorithm, format, group_size, skip, overrides, damping, gptq, max_fallback, refine, "
-            "smooth, max_shard_size"
+            "Keys here: target, algorithm, format, group_size, symmetric, skip, overrides, damping, gptq, "
+            "max_fallback, refine, smooth, max_shard_size"
         )
 
     def test_a_misspelt_key_at_the_top_that_belongs_below(self, tmp_path: Path) -> None:
@@ -282,18 +282,20 @@ class TestRules:
         )
         assert problem.endswith(": remove the quotes") == (size == '"64"')
 
-    @pytest.mark.parametrize("target", ["int8", "fp16", "bf16"])
+    @pytest.mark.parametrize("target", ["int8", "fp8", "nf4", "int8-bnb", "fp16", "bf16"])
     def test_groups_where_there_are_none(self, tmp_path: Path, target: str) -> None:
-        for size in ("auto", "-1", "null"):
+        own, other = (64, 128) if target == "nf4" else (-1, 64)
+        for size in ("auto", own, "null"):
             load(tmp_path, quantize(f"      group_size: {size}\n").replace("int4", target))
-        (problem,) = problems(tmp_path, quantize("      group_size: 64\n").replace("int4", target))
+        (problem,) = problems(tmp_path, quantize(f"      group_size: {other}\n").replace("int4", target))
         assert problem.endswith(": leave this out. Targets with groups: int8-weight, int4")
         assert problem.startswith(f"6:19: steps[0].quantize.group_size: target {target} ")
 
     def test_format_of_another_target(self, tmp_path: Path) -> None:
         (problem,) = problems(tmp_path, quantize("      format: gptq\n").replace("int4", "int8"))
         assert problem.startswith("6:15: steps[0].quantize.format: target int8 cannot be written as gptq. Formats by ")
-        assert "int8-weight: compressed-tensors, gptq; int4: compressed-tensors, gptq" in problem
+        held = "compressed-tensors, gptq, gptq_v2, gguf"
+        assert f"int8-weight: {held}; int4: {held}; nf4: bitsandbytes; int8-bnb: bitsandbytes" in problem
 
     @pytest.mark.parametrize("setting", ["algorithm: rtn", "skip: [a]", "damping: 0.1"])
     def test_settings_that_a_cast_would_ignore(self, tmp_path: Path, setting: str) -> None:
@@ -341,7 +343,7 @@ class TestRules:
             "2:1: version: is missing. Version of the recipe language",
             "2:1: model: is missing. Folder of the model, or hub id, or hub id@revision",
             "4:15: steps[0].quantize.target: is missing. What the weights become: "
-            "fp16, bf16, int8, int8-weight or int4",
+            "fp16, bf16, fp8, int8, int8-weight, int4, nf4 or int8-bnb",
         ]
 
     @pytest.mark.parametrize(

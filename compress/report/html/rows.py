@@ -20,6 +20,7 @@ from compress.report.views import (
     is_floor,
     measured,
     ordered,
+    serving_line,
     widest,
 )
 
@@ -129,6 +130,7 @@ def origin_rows(report: Report) -> tuple[tuple[str, str], ...]:
     if report.recipe and report.recipe.get("seed") is not None:
         rows["seed"] = one_line(report.recipe["seed"])
     rows |= {"compress": report.tool.version, "written": report.created or ""}
+    rows |= {engine.engine: serving_line(engine) for engine in report.serving}
     rows |= {key.replace("_", " "): one_line(value) for key, value in report.environment.items()}
     return tuple((key, value) for key, value in rows.items() if value)
 

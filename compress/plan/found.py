@@ -1,0 +1,74 @@
+"""What a recipe becomes on models that cannot be calibrated, or whose answers are not measured.
+
+Layers that were found by name are rounded to nearest, each on its own: nothing is known of the order in which they
+see their inputs, nor are there inputs for models that read no text. Answers and times are measured of models that
+go on with a text or read one; of others there are sizes and the proof.
+"""
+
+from __future__ import annotations
+
+from compress.model.anatomy import Anatomy
+from compress.recipe.origin import Fault
+from compress.recipe.quantize import Quantize
+from compress.recipe.schema import Recipe
+
+_STEP = ("steps", 0, "quantize")
+
+
+def fitted(recipe: Recipe, parts: Anatomy) -> Recipe:
+    """The recipe without defaults that this model cannot have.
+
+    Raises:
+        UsageError: it asks for calibration or for tasks in so many words, or its algorithm is gptq.
+    """
+    if not parts.by_name:
+        return recipe
+    step = recipe.steps[0].quantize
+    faults = _calibration_faults(step, parts) + _task_faults(recipe, parts)
+    if faults:
+        raise recipe.error(faults)
+    if step.smooth is None and step.smooths_any:
+        step = step.model_copy(update={"smooth": False})
+        recipe = recipe.model_copy(update={"steps": (recipe.steps[0].model_copy(update={"quantize": step}),)})
+    return recipe.model_copy(update={"evaluate": None, "bench": None}) if parts.kind == "other" else recipe
+
+
+def found_note(parts: Anatomy) -> str | None:
+    """What a reader should know of layers that no entry of the table vouches for."""
+    if parts.known:
+        return None
+    stacks = dict.fromkeys(layer.place.stack or "numbered modules" for layer in parts.layers)
+    return (
+        f"{parts.model_type} is not in the table of model types: {len(parts.layers)} linear layers were found by name "
+        f"in {', '.join(stacks)}; everything else is left alone"
+    )
+
+
+def unmeasured_note(parts: Anatomy) -> str | None:
+    """Why there are no answers and no times."""
+    if parts.kind != "other":
+        return None
+    return (
+        f"answers and times of {parts.model_type} are not measured: this version of compress measures models that "
+        "go on with a text or read one; the proof compares outputs on inputs made at random"
+    )
+
+
+def _calibration_faults(step: Quantize, parts: Anatomy) -> list[Fault]:
+    faults: list[Fault] = []
+    if step.used_algorithm == "gptq":
+        text = f"GPTQ needs calibration input, and for {parts.model_type} there is none yet: use --algorithm rtn"
+        faults.append(((*_STEP, "algorithm"), text))
+    if step.smooth:
+        text = f"smoothing needs calibration input, and for {parts.model_type} there is none yet: leave it out"
+        faults.append(((*_STEP, "smooth"), text))
+    return faults
+
+
+def _task_faults(recipe: Recipe, parts: Anatomy) -> list[Fault]:
+    if parts.kind != "other" or recipe.evaluate is None:
+        return []
+    return [
+        (("evaluate", "tasks", index), f"{task.name} is not for {parts.model_type}: its answers are not measured")
+        for index, task in enumerate(recipe.evaluate.tasks)
+    ]

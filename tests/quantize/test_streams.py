@@ -1,0 +1,64 @@
+"""Windows that wait on the disk: the same walk, bit for bit, and nothing left behind."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from walking import walk, windows
+
+from compress.durable import FileTensors, write_tensors
+from compress.model.blocks import Call
+from compress.quantize.streams import Streams, first_streams, spilled
+
+
+def some() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((1, 5, 8), (1, 3, 8), (1, 0, 8))
+    floats = [torch.randn(shape, generator=generator) for shape in shapes]
+    return [floats[0], floats[1].bfloat16(), floats[0].transpose(1, 2), floats[2]]
+
+
+def test_tensors_come_back_as_they_were(tmp_path):
+    kept = spilled(tmp_path, some())
+    assert len(kept) == 4
+    for found, expected in zip(kept, some(), strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    assert [found.shape for found in kept[1:3]] == [expected.shape for expected in some()[1:3]]
+    with pytest.raises(IndexError):
+        kept[4]
+
+
+def test_nothing_is_left_in_the_folder(tmp_path):
+    kept = spilled(tmp_path, some())
+    assert torch.equal(kept[0], some()[0])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("spill", [False, True])
+def test_the_state_is_written_and_restored(tmp_path, spill):
+    def inputs(ids: torch.Tensor) -> tuple[torch.Tensor, list[Call]]:
+        return ids.float().reshape(1, -1, 1), [Call((), {})]
+
+    ids = windows(3, 6)
+    streams = first_streams(inputs, ids, two=True, spill=tmp_path / "spill" if spill else None)
+    write_tensors(tmp_path / "state.safetensors", streams.state())
+    other = Streams([], [], [], streams.keep)
+    other.restore(FileTensors(tmp_path / "state.safetensors"))
+    assert other.original is not None
+    for stream in (other.quantized, other.original):
+        assert all(torch.equal(one, two.float().reshape(1, -1, 1)) for one, two in zip(stream, ids, strict=True))
+
+
+@pytest.mark.parametrize("make", [tiny.tiny_llama, tiny.tiny_bert], ids=lambda function: function.__name__)
+def test_a_walk_whose_windows_wait_on_the_disk_has_the_same_result(tmp_path, make):
+    folder = make(tmp_path / "source")
+    ids = [*windows(3), *windows(2, 20)]
+    straight = walk(folder, ids)
+    waiting = walk(folder, ids, one_pass=False, spill=tmp_path / "spill", batch_size=2)
+    assert waiting.parts == straight.parts
+    for name, weight in straight.weights.items():
+        assert torch.equal(weight.codes, waiting.weights[name].codes)
+        assert torch.equal(weight.scale, waiting.weights[name].scale)
+    assert waiting.records == straight.records
