@@ -79,6 +79,14 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def stamp(path: Path) -> tuple[int, ...]:
+    """What is another one after a file was changed; empty where there is none."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return ()
+
+
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

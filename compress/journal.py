@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.durable import FileTensors, sha256, sync_folder, write_bytes, write_tensors
+from compress.durable import FileTensors, sha256, stamp, sync_folder, write_bytes, write_tensors
 from compress.errors import BrokenResultError, CompressError, MismatchError
 from compress.records import LayerRecord
 from compress.scheme import QuantizedWeight, Scheme
@@ -94,6 +94,7 @@ class Journal:
     ) -> None:
         self._folder, self._fingerprint = folder, fingerprint
         self._parts, self._state = list(parts), state
+        self._checked: tuple[Path, tuple[int, ...]] | None = None
         self.lost: tuple[str, ...] = ()
 
     @classmethod
@@ -204,8 +205,8 @@ class Journal:
     def state(self) -> Mapping[str, torch.Tensor] | None:
         """What was saved as state with the last part; None where it had none. Raises as `load`.
 
-        Each tensor is read when it is asked for. The tensors are in memory of their own, aligned as torch aligns them, and not mapped from the file: the products
-        of a CPU's library may depend on the alignment in the last bit.
+        Each tensor is read when it is asked for. The tensors are in memory of their own, aligned as torch aligns them,
+        and not mapped from the file: the products of a CPU's library may depend on the alignment in the last bit.
         """
         if not self._parts or self._state is None or self._state.part != self._parts[-1].name:
             return None
@@ -233,7 +234,9 @@ class Journal:
         from safetensors import safe_open
 
         path = _part_path(self._folder, part.name)
-        _check(path, part.sha256)
+        if self._checked != (path, stamp(path)):  # not again for each of hundreds of layers in it
+            _check(path, part.sha256)
+            self._checked = path, stamp(path)
         with safe_open(path, framework="pt") as file:
             there = set(file.keys())
             return {name: file.get_tensor(name) for name in names if name in there}

@@ -1,6 +1,6 @@
 """Time and peak memory of quantizing a model of any size with little memory, beside a plain copy of its files.
 
-    python scripts/bench_size.py FOLDER --memory 1GB --step '{"target": "int4", "algorithm": "rtn"}' --out scripts/bench_size.json
+    python scripts/bench_size.py FOLDER --memory 1GB --step STEP --out scripts/bench_size.json
 
 FOLDER is a model folder, such as `make_synthetic.py` writes. In one run, on one disk: the weight files are copied and
 synced one by one, then `compress plan` predicts, then `compress run` works without evaluation and timing. The peak is
@@ -97,7 +97,7 @@ def measured(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         "calibration": [args.samples, args.length],
         "load_before": os.getloadavg()[0],
         "copy": copy,
-        "predicted_memory_bytes": json.loads(planned.stdout)["plan"]["memory_bytes"],
+        "predicted_memory_bytes": json.loads(planned.stdout)["plan"]["estimate"]["memory_bytes"],
         "run": watched([*base, "run", str(file), *memory]),
         "load_after": os.getloadavg()[0],
     }

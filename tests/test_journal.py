@@ -194,6 +194,15 @@ def test_what_changes_on_disk_while_it_is_used_is_refused(tmp_path: Path) -> Non
         journal.state()
 
 
+def test_a_part_that_was_read_is_looked_at_again_once_it_has_changed(tmp_path: Path) -> None:
+    journal = Journal.start(tmp_path, FINGERPRINT)
+    save_blocks(journal, 0)
+    assert equal(journal.load("layer.0"), weight(0))
+    flip(tmp_path / "parts" / "block-00000.safetensors")
+    with pytest.raises(BrokenResultError, match="block-00000"):
+        journal.load("layer.0")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1, "parts": 3}'])
 def test_a_listing_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
     save_blocks(Journal.start(tmp_path, FINGERPRINT), 0)

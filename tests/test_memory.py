@@ -55,18 +55,17 @@ def test_less_memory_gives_the_same_bytes(tmp_path: Path, model: Path, step: str
 
 
 def test_a_killed_run_goes_on_with_less_memory(tmp_path: Path, model: Path) -> None:
-    """Interrupted with all of the memory, resumed with little, and the other way round."""
+    """Interrupted while windows wait in memory, resumed with windows that wait on the disk."""
     from test_resume import Interrupting, ctrl_c
 
     run(recipe(model, tmp_path / "straight"), Options(), Silent())
-    for first, then in ((None, TINY), (TINY, None), (TINY, TINY)):
-        wanted = recipe(model, tmp_path / "out")
-        with pytest.raises(KeyboardInterrupt):
-            run(wanted, Options(memory=first, overwrite=True), Interrupting("Quantizing blocks", 2.0, ctrl_c))
-        progress = Interrupting("", 0, lambda: None)
-        run(wanted, Options(memory=then, resume=True, overwrite=True), progress)
-        assert any("Resuming after" in line for line in progress.said)
-        assert hashes(tmp_path / "out") == hashes(tmp_path / "straight")
+    wanted = recipe(model, tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        run(wanted, Options(), Interrupting("Quantizing blocks", 2.0, ctrl_c))
+    progress = Interrupting("", 0, lambda: None)
+    run(wanted, Options(memory=TINY, resume=True), progress)
+    assert any("Resuming after" in line for line in progress.said)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "straight")
 
 
 def test_many_small_files_are_no_trouble(tmp_path: Path, model: Path) -> None:
@@ -95,7 +94,8 @@ def test_many_small_files_are_no_trouble(tmp_path: Path, model: Path) -> None:
 
 
 def test_whole_models_are_refused_before_the_work_with_the_way_out(tmp_path: Path, model: Path) -> None:
-    answer = compress("quantize", model, "-t", "int4", "-o", tmp_path / "out", "--memory", "1MB")
+    given = ("--memory", "1MB", "--prompt", "16", "--new-tokens", "8")
+    answer = compress("quantize", model, "-t", "int4", "-o", tmp_path / "out", *given)
     assert answer.returncode == MissingResourceError.exit_code
     assert "--memory" in answer.stderr
     assert "--no-evaluate --no-bench" in answer.stderr
@@ -115,8 +115,9 @@ from compress.pipeline.run import run
 from compress.progress import Silent
 from compress.recipe.schema import Recipe
 run(Recipe.model_validate_json(sys.argv[1]), Options(memory=1_000_000), Silent())
-kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-print(*(resource.getrusage(kind).ru_maxrss * 1024 for kind in kinds))
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+own = int(status["VmHWM"].split()[0])  # ru_maxrss would count what the process that started this one had
+print(own * 1024, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 """
 
 
@@ -133,15 +134,16 @@ def peaks(model: Path, output: Path) -> list[int]:
     return [int(number) for number in answer.stdout.split()[-2:]]
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_peak_memory_does_not_grow_with_the_number_of_blocks(tmp_path: Path) -> None:
-    """Blocks of 9 MB as float32: 12 more of them would be 113 MB, were they in memory together."""
-    width = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 4, "num_key_value_heads": 4}
+    """Blocks of 17 MB as float32: 12 more of them would be 201 MB, were they in memory together."""
+    width = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 4, "num_key_value_heads": 4}
     found = []
     for blocks in (4, 16):
         model = tiny.tiny_llama(
-            tmp_path / f"m{blocks}", dtype=torch.bfloat16, num_hidden_layers=blocks, head_dim=96, **width
+            tmp_path / f"m{blocks}", dtype=torch.bfloat16, num_hidden_layers=blocks, head_dim=128, **width
         )
         found.append(peaks(model, tmp_path / f"out{blocks}"))
     (few, few_proving), (many, many_proving) = found
-    assert many - few < 35_000_000
-    assert many_proving - few_proving < 35_000_000
+    assert many - few < 80_000_000, found
+    assert many_proving - few_proving < 80_000_000, found

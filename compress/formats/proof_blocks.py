@@ -69,9 +69,7 @@ def meant_outputs(
     return _walk(source, parts, windows, read)
 
 
-def walk_checks(
-    stage: Path, source: Path, outputs: Path, weight_sha256: Mapping[str, str], limit: float
-) -> Walked:
+def walk_checks(stage: Path, source: Path, outputs: Path, weight_sha256: Mapping[str, str], limit: float) -> Walked:
     """Weights and outputs of a folder, read layer by layer and computed block by block.
 
     Args:

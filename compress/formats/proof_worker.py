@@ -42,7 +42,7 @@ from compress.formats.rounded_inputs import round_inputs_of
 from compress.formats.rounded_products import take_back_rounding
 from compress.model.architectures import ARCHITECTURES
 from compress.model.checkpoint import CONFIG_FILE, Checkpoint, open_checkpoint, parse_config
-from compress.model.experts import expert_weight
+from compress.model.experts import exact_experts, expert_weight
 from compress.model.gguf_header import read_gguf_header
 from compress.model.load import build_model, load_original
 from compress.model.naming import module_finder
@@ -148,6 +148,7 @@ def load(stage: Path, *, stock: bool, trust_remote_code: bool) -> PreTrainedMode
         checkpoint = open_checkpoint(stage)
         model = load_original(checkpoint, dtype=torch.float32, device="cpu", trust_remote_code=trust_remote_code)
         bitsandbytes.exact(model)
+        exact_experts(model, torch.float32)
         if needs_dequantizing(checkpoint.config):
             take_back_rounding(model, stage)
         return model
@@ -307,8 +308,8 @@ def check_weights(model: PreTrainedModel, weight_sha256: Mapping[str, str], stag
 def check_cache(model: PreTrainedModel, ids: torch.Tensor, span: float) -> ProofCheck:
     """Greedy decoding with and without cache; they may part where the two best tokens are as good as tied.
 
-    The inputs of W8A8, FP8 and LLM.int8 layers are not rounded here. A rounding step turns the last-bit differences between a
-    cached and an uncached matrix product, which any right model has, into steps of 1/127: on a model of 30
+    The inputs of W8A8, FP8 and LLM.int8 layers are not rounded here. A rounding step turns the last-bit differences
+    between a cached and an uncached matrix product, which any right model has, into steps of 1/127: on a model of 30
     layers they moved logits by more than 1e-3 of the range.
     """
     bitsandbytes.unrounded(model)

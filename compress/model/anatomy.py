@@ -278,7 +278,7 @@ def _kind(checkpoint: Checkpoint, entry: Architecture) -> Kind:
     classes = class_names(checkpoint.config)
     bare = not classes or classes[0] == entry.base_class
     generates = bool(classes) and classes[0].endswith(GENERATES)
-    stem = entry.base_class.removesuffix("Model").removesuffix("Text")
+    stem = entry.base_class.removesuffix("Model")
     if entry.kind == "encoder" and not generates and (bare or classes[0].startswith(f"{stem}For")):
         return "encoder"
     if entry.kind == "decoder" and generates:

@@ -69,13 +69,26 @@ class Checkpoint:
 
     @property
     def positions(self) -> int | None:
-        """Longest input in tokens, where the config states one. RoBERTa's kin count from the padding id + 1."""
+        """Longest input in tokens, where the config states one. RoBERTa's kin count from the padding id + 1.
+
+        Raises:
+            UsageError: the number leaves no position for a token.
+        """
         stated = self.config.get("max_position_embeddings") or self.config.get("n_positions")
         if not isinstance(stated, int):
             return None
+        taken = 0
         if self.model_type in ("roberta", "xlm-roberta"):
-            return stated - int(self.config.get("pad_token_id") or 0) - 1
-        return stated - 2 if self.model_type == "mpnet" else stated  # its class takes 1 for the padding id
+            padding = self.config.get("pad_token_id")
+            taken = 1 + (padding if isinstance(padding, int) else 0)
+        elif self.model_type == "mpnet":
+            taken = 2  # its class takes 1 for the padding id
+        if stated <= taken:
+            raise UsageError(
+                f"{self.source}: config.json gives {self.model_type} {stated} positions; at least {taken + 1} are needed.",
+                hint="correct max_position_embeddings (n_positions), or fetch the model again",
+            )
+        return stated - taken
 
     @property
     def weight_bytes(self) -> int:

@@ -56,6 +56,15 @@ def linearise(block: nn.Module, experts: Experts) -> None:
     setattr(holder, last, LinearExperts(cast(nn.Module, getattr(holder, last)), experts))
 
 
+def exact_experts(model: nn.Module, dtype: torch.dtype) -> None:
+    """Casts stacked experts that stock loading left in another dtype than was asked for: that of the scales in a
+    compressed-tensors folder. Products would be rounded to it, so two models with equal weights would not answer alike.
+    """
+    for module in model.modules():
+        if {"gate_up_proj", "down_proj"} <= module._parameters.keys():
+            module.to(dtype)
+
+
 def expert_weight(modules: Mapping[str, nn.Module], name: str, experts: Experts) -> torch.Tensor | None:
     """The matrix [out, in] that the file calls `name`, out of a stock model's stacked tensors; None if it has none.
 

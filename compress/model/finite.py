@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from compress.errors import BrokenResultError, UsageError
 from compress.model.checkpoint import Checkpoint

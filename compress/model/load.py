@@ -103,6 +103,16 @@ def empty_model(cls: type[PreTrainedModel], config: transformers.PreTrainedConfi
     return model
 
 
+def vocabulary(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> int:
+    """How many ids a model of text knows: what its class takes from config.json, or has where that says nothing.
+
+    Raises:
+        UsageError: see `model_class` and `config_of`.
+    """
+    cls = model_class(checkpoint.config, folder=checkpoint.folder, trust_remote_code=trust_remote_code)
+    return int(plain_config(cls, checkpoint.folder).get_text_config().vocab_size)
+
+
 @contextmanager
 def config_errors(cls: type[PreTrainedModel], folder: Path) -> Iterator[None]:
     """Turns anything that transformers raises over a config into a UsageError that names config.json.

@@ -256,12 +256,14 @@ def _proof_ids(job: Job, evaluation: Windows | None) -> list[Any]:
     """A few fixed windows: of the evaluation text, or of random tokens where there is none."""
     import torch
 
+    from compress.model.load import vocabulary
+
     if evaluation is not None:
         return [ids[:PROOF_LENGTH] for ids in evaluation.ids[:PROOF_WINDOWS]]
     generator = torch.Generator().manual_seed(job.recipe.seed)
     length = capped(job.checkpoint.positions, PROOF_LENGTH, job.progress)
-    vocabulary = int(job.checkpoint.config["vocab_size"])
-    return [torch.randint(vocabulary, (length,), generator=generator) for _ in range(PROOF_WINDOWS)]
+    ids = vocabulary(job.checkpoint, trust_remote_code=job.options.trust_remote_code)
+    return [torch.randint(ids, (length,), generator=generator) for _ in range(PROOF_WINDOWS)]
 
 
 def _write_logits(job: Job, folder: Path, evaluation: Windows | None, target: Path) -> None:
@@ -313,7 +315,6 @@ def describe(
         target=plan.target.name,
         kind=plan.anatomy.kind,
         source_card=source_card,
-        fusable=not plan.split_groups,
         experts=plan.anatomy.has_experts,
         architecture=plan.class_name,
     )

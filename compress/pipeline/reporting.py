@@ -16,7 +16,7 @@ from compress.output import REPORT_FILES
 from compress.pipeline.job import Job
 from compress.pipeline.measured import Measured
 from compress.pipeline.pair import Pair
-from compress.pipeline.serving import saved_serving
+from compress.pipeline.serving import planned_serving, saved_serving
 from compress.recipe.comparison import Comparison
 from compress.records import Measurement, StepRecord, TaskRecord
 from compress.report.build import build_report
@@ -63,6 +63,7 @@ def bare_report(
         ),
         output=job.plan.output.name,
         format_name=job.plan.format_name,
+        serving=planned_serving(job.plan),
     )
 
 
@@ -82,6 +83,7 @@ def run_report(
         resumed_after: the last block that an interrupted run had finished; None for a straight run.
     """
     plan = job.plan
+    engines = saved_serving(plan, plan.output)
     how = loading(
         plan.format_name,
         plan.anatomy.kind,
@@ -90,6 +92,7 @@ def run_report(
         zero_points=plan.zero_points,
         experts=plan.anatomy.has_experts,
         architecture=plan.class_name,
+        served=all(engine.loads for engine in engines),
     )
     facts: dict[str, Any] = {name: windows.facts() for name, windows in texts.items() if windows is not None}
     return build_report(
@@ -102,7 +105,7 @@ def run_report(
         output=str(plan.output),
         format_name=plan.format_name,
         recipe=plan.recipe.model_dump(mode="json"),
-        serving=saved_serving(plan, plan.output),
+        serving=engines,
         environment=_environment(measured)
         | {"compute_dtype": job.compute_dtype}
         | ({} if resumed_after is None else {"resumed_after": resumed_after}),

@@ -98,19 +98,12 @@ def evaluation_windows(pair: Pair, corpus: Corpus | None) -> Windows | None:
 
 def _windows(checkpoint: Checkpoint, kind: Kind, corpus: Corpus, trust_remote_code: bool, **size: int) -> Windows:
     from compress.data.windows import check_ids, decoder_windows, encoder_windows
-    from compress.model.load import load_tokenizer
+    from compress.model.load import load_tokenizer, vocabulary
 
     make = decoder_windows if kind == "decoder" else encoder_windows
     windows = make(corpus, load_tokenizer(checkpoint.folder, trust_remote_code=trust_remote_code), **size)
-    check_ids(windows, _embedding_rows(checkpoint), checkpoint.source)
+    check_ids(windows, vocabulary(checkpoint, trust_remote_code=trust_remote_code), checkpoint.source)
     return windows
-
-
-def _embedding_rows(checkpoint: Checkpoint) -> int:
-    """Rows of the input embedding, which is the number of ids the model knows."""
-    names = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
-    found = next((info.shape[0] for name, info in checkpoint.tensors.items() if name.endswith(names)), None)
-    return found if found is not None else int(checkpoint.config["vocab_size"])
 
 
 def capped(positions: int | None, length: int, progress: Progress) -> int:

@@ -214,7 +214,8 @@ def states_fit(plan: Plan, machine: Machine) -> bool:
 
     What a block learns from is in memory at any rate.
     """
-    return bool(plan.recipe.steps[0].quantize.refine) or _block_work_bytes(plan) + state_bytes(plan, machine) + PROGRAM_BYTES <= machine.memory_available
+    needed = _block_work_bytes(plan) + state_bytes(plan, machine) + PROGRAM_BYTES
+    return bool(plan.recipe.steps[0].quantize.refine) or needed <= machine.memory_available
 
 
 def _quantize_bytes(plan: Plan, machine: Machine) -> float:

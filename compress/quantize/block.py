@@ -19,7 +19,7 @@ from compress.model.checkpoint import Checkpoint
 from compress.model.folding import Producer
 from compress.model.moe import is_expert_group
 from compress.quantize.folds import changes, smoothing_record, standing
-from compress.quantize.gptq import GptqResult, GptqSettings, prepare
+from compress.quantize.gptq import GptqResult, GptqSettings, aim, prepare
 from compress.quantize.layer import (
     Facts,
     LayerPlan,
@@ -272,13 +272,18 @@ class BlockWork:
         check_finite_statistics(plans[0].layer.name, statistics)
         weights = [read_weight(self.checkpoint, plan.layer).to(self.settings.device) for plan in plans]
         smoothing, noted = self._smoothed(group, plans, weights, seen) if seen.sample else (None, None)
-        prepared = None
-        if statistics.tokens and any(plan.algorithm == "gptq" for plan in plans):
+        prepared, H, tokens = None, statistics.H, statistics.tokens
+        if tokens and any(plan.algorithm == "gptq" for plan in plans):
             prepared = prepare(statistics if smoothing is None else statistics.scaled(smoothing), self.settings.gptq)
-        H = statistics.H if statistics.tokens else None
-        facts = Facts(H, statistics.tokens, 0 if prepared is None else prepared.dead, smoothing)
-        for plan, W in zip(plans, weights, strict=True):
-            result = quantize_layer(plan, W if smoothing is None else W * smoothing, prepared, self.settings.gptq)
+        del statistics  # of a wide layer each of these matrices takes hundreds of megabytes
+        facts = Facts(H if tokens else None, tokens, 0 if prepared is None else prepared.dead, smoothing)
+        stored = weights if smoothing is None else [W * smoothing for W in weights]
+        targets: list[torch.Tensor | None] = [None] * len(plans)
+        if prepared is not None:
+            targets = [aim(W, prepared, plan.scheme) for plan, W in zip(plans, stored, strict=True)]
+            prepared = prepared.aimed()
+        for plan, W, one, target in zip(plans, weights, stored, targets, strict=True):
+            result = quantize_layer(plan, one, prepared, self.settings.gptq, target)
             self._keep(_Done(plan, W, result, facts, noted))
 
     def _of(self, group: str) -> list[LayerPlan]:

@@ -35,6 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from scipy.linalg.lapack import dtrtri
 
 from compress.quantize.grid import Grid, covering_grid, searched_grid
 from compress.quantize.polish import local_search, refit_scales
@@ -108,6 +109,10 @@ class Prepared:
     damping: float | None
     dead: int
 
+    def aimed(self) -> Prepared:
+        """Without what only `aim` needs, a third of the whole."""
+        return replace(self, statistics=Statistics(self.statistics.H, None, None, self.statistics.tokens), L=None)
+
     @property
     def importance(self) -> torch.Tensor:
         """What a rounding error of each column costs in the end, float32 [in], 0 for dead inputs.
@@ -141,16 +146,32 @@ def prepare(statistics: Statistics, settings: GptqSettings) -> Prepared:
     return Prepared(statistics, order, U, L, damping, int(dead.sum()))
 
 
+def aim(W: torch.Tensor, prepared: Prepared, scheme: Scheme) -> torch.Tensor:
+    """W*, what the codes of W are fitted to, float32 [out, in]; W itself where nothing is to be corrected."""
+    if prepared.L is None:
+        return W
+    return corrected(W, prepared.statistics, prepared.L).masked_fill_(_zero_groups(W, scheme), 0.0)
+
+
 def gptq(
-    W: torch.Tensor, prepared: Prepared, scheme: Scheme, *, scale_dtype: torch.dtype, settings: GptqSettings
+    W: torch.Tensor,
+    prepared: Prepared,
+    scheme: Scheme,
+    *,
+    scale_dtype: torch.dtype,
+    settings: GptqSettings,
+    target: torch.Tensor | None = None,
 ) -> GptqResult:
-    """Quantizes one weight W, float32 [out, in]."""
+    """Quantizes one weight W, float32 [out, in].
+
+    Args:
+        target: what `aim` gives for W; None where that is still to be done.
+    """
     h, order, U = prepared.importance, prepared.order, prepared.U
     if U is None:
         return _nearest(W, h, scheme, scale_dtype, settings)
     zero, before = _zero_groups(W, scheme), W
-    if prepared.L is not None:
-        W = corrected(W, prepared.statistics, prepared.L).masked_fill_(zero, 0.0)
+    W = aim(W, prepared, scheme) if target is None else target
     grid = _grid(W, h, scheme, scale_dtype, settings)
     s, z = _columns(grid.scale, W.shape[1]), _zeros(grid, W.shape[1])
     codes, latent = sweep(W[:, order], U, s[:, order], scheme, None if z is None else z[:, order])
@@ -236,7 +257,7 @@ def factor(H: torch.Tensor, dead: torch.Tensor, damping: float) -> tuple[torch.T
     for _ in range(DAMPING_STEPS):
         U = _inverse_factor(_damped(H, dead, damping))
         if U is not None:
-            return U.float(), damping
+            return U.to(torch.float32, memory_format=torch.contiguous_format), damping
         damping = max(damping * DAMPING_FACTOR, LEAST_RAISED_DAMPING)
     return None
 
@@ -255,15 +276,28 @@ def _inverse_factor(A: torch.Tensor) -> torch.Tensor | None:
     float64 alone would let a singular matrix of float32 sums pass on its rounding noise and give an inverse that
     is nothing but that noise; pivots below float32's resolution count as singular.
     """
-    L, failed = torch.linalg.cholesky_ex(A.flip(0, 1))
+    diagonal = A.diagonal().clone()
+    A = A.flip(0, 1)
+    L, failed = torch.linalg.cholesky_ex(A)
+    del A  # of a wide layer each of these takes hundreds of megabytes
     if int(failed) != 0:
         return None
     pivots = L.diagonal().square().flip(0)
-    if bool((pivots < torch.finfo(torch.float32).eps * A.diagonal()).any()):
+    if bool((pivots < torch.finfo(torch.float32).eps * diagonal).any()):
         return None
     # with rows and columns reversed twice, A = R R^T for an upper R, so A^-1 = U^T U for U = R^-1
-    U = torch.linalg.solve_triangular(L.flip(0, 1), torch.eye(len(A), dtype=A.dtype, device=A.device), upper=True)
+    R = L.mT.flip(0, 1).mT
+    del L
+    U = _inverse_of_upper(R)
     return U if bool(torch.isfinite(U).all()) else None
+
+
+def _inverse_of_upper(R: torch.Tensor) -> torch.Tensor:
+    """R^-1 of an upper triangular float64 matrix; on the CPU in the place of a column-major R."""
+    if R.device.type != "cpu":
+        return torch.linalg.solve_triangular(R, torch.eye(len(R), dtype=R.dtype, device=R.device), upper=True)
+    inverse, _ = dtrtri(R.numpy(), overwrite_c=1)
+    return torch.from_numpy(inverse)
 
 
 def sweep(

@@ -83,11 +83,17 @@ def plain(W: torch.Tensor, plan: LayerPlan) -> QuantizedWeight:
     return quantize_nearest(W, grid.scale, plan.scheme, grid.zero_point)
 
 
-def quantize_layer(plan: LayerPlan, W: torch.Tensor, prepared: Prepared | None, settings: GptqSettings) -> GptqResult:
-    """Codes and scales of one layer by the planned algorithm; rtn needs nothing prepared."""
+def quantize_layer(
+    plan: LayerPlan,
+    W: torch.Tensor,
+    prepared: Prepared | None,
+    settings: GptqSettings,
+    target: torch.Tensor | None = None,
+) -> GptqResult:
+    """Codes and scales of one layer by the planned algorithm; rtn needs nothing prepared, and no target."""
     if plan.algorithm == "rtn" or prepared is None:
         return GptqResult(nearest(W, plan), W, W, None)
-    return gptq(W, prepared, plan.scheme, scale_dtype=plan.scale_dtype, settings=settings)
+    return gptq(W, prepared, plan.scheme, scale_dtype=plan.scale_dtype, settings=settings, target=target)
 
 
 def check_finite_statistics(name: str, statistics: Statistics) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from scipy.linalg.blas import ssyrk
 
+_ROWS = 256  # that are widened to float64 at once
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -32,12 +34,10 @@ class Statistics:
     def normalised(self) -> Statistics:
         """The same in units in which the mean square of a live input is one: float32 sums of tiny inputs underflow."""
         unit = 1.0 / mean_alive(self.H)
-        H, inner, residual = (
-            None if one is None else (one.double() * unit).float()
-            for one in (self.H, self.input_drift, self.residual_drift)
+        inner, residual = (
+            None if one is None else _scaled(one, unit) for one in (self.input_drift, self.residual_drift)
         )
-        assert H is not None
-        return Statistics(H, inner, residual, self.tokens)
+        return Statistics(_scaled(self.H, unit), inner, residual, self.tokens)
 
     def scaled(self, s: torch.Tensor) -> Statistics:
         """The same for inputs x / s, s float32 [in]."""
@@ -101,13 +101,26 @@ class Accumulator:
         """Means of all that was added; the accumulator is spent."""
         count = max(self._tokens, 1)
         if self._triangle is not None:
-            upper = torch.from_numpy(self._triangle)
-            H = torch.triu(upper) + torch.triu(upper, 1).T
+            H = torch.from_numpy(self._triangle).T.tril_()  # the transpose is row-major
+            self._triangle = None
+            H += H.tril(-1).T
         else:
             assert self._sum is not None
-            H = self._sum
-        drifts = [None if drift is None else drift / count for drift in (self._input_drift, self._residual_drift)]
-        return Statistics(H / count, drifts[0], drifts[1], self._tokens)
+            H, self._sum = self._sum, None
+        inner, residual = (
+            None if drift is None else drift.div_(count) for drift in (self._input_drift, self._residual_drift)
+        )
+        self._input_drift = self._residual_drift = None
+        return Statistics(H.div_(count), inner, residual, self._tokens)
+
+
+def _scaled(sums: torch.Tensor, unit: float) -> torch.Tensor:
+    """sums * unit in float64, rounded to float32, some rows after the other."""
+    found = torch.empty_like(sums)
+    for start in range(0, len(sums), _ROWS):
+        rows = slice(start, start + _ROWS)
+        found[rows] = sums[rows].double() * unit
+    return found
 
 
 def _plus(total: torch.Tensor | None, left: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

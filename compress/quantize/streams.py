@@ -1,4 +1,4 @@
-"""The hidden states of all calibration windows in front of a block: in memory, or on the disk where they are too many."""
+"""The hidden states of all calibration windows in front of a block: in memory, or on the disk if they are too many."""
 
 from __future__ import annotations
 

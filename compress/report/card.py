@@ -16,7 +16,7 @@ from compress.report.clean import cleaned, defused, single_line
 from compress.report.layer_views import by_scheme, left_alone
 from compress.report.loading import VLLM_INSTALL, loading
 from compress.report.markdown_text import Code, block, cell, code, prose
-from compress.report.schema import MeasurementPart, Report
+from compress.report.schema import MeasurementPart, Report, ServingPart
 from compress.report.task_views import figure, smallest_drops, task_rows
 from compress.report.views import GENERATION_LABELS, QUALITY_LABELS, find, is_floor, measured
 
@@ -35,17 +35,15 @@ def model_card(
     target: str,
     kind: Kind,
     source_card: str | None = None,
-    fusable: bool = True,
     experts: bool = False,
     architecture: str | None = None,
 ) -> str:
     """The card for the result.
 
     Args:
-        report: the run; only its reproducible parts are used.
+        report: the run; only its reproducible parts are used. Engines are named as its `serving` says.
         target: what the weights were quantized to ("int4"), for title and tags.
         source_card: the text of the source's own README.md.
-        fusable: engines that fuse q/k/v and gate/up can serve it.
         experts: it has experts, each with matrices of its own.
         architecture: name of the class, for models that are no decoders or encoders of text.
     """
@@ -62,7 +60,7 @@ def model_card(
             format_name,
             kind,
             name,
-            fusable=fusable,
+            engines=report.serving,
             mixed=bool(by_scheme(report)),
             zero_points=zero_points,
             experts=experts,
@@ -190,7 +188,7 @@ def load_section(
     kind: Kind,
     name: str,
     *,
-    fusable: bool,
+    engines: Sequence[ServingPart],
     mixed: bool,
     zero_points: bool,
     experts: bool = False,
@@ -204,11 +202,13 @@ def load_section(
         zero_points=zero_points,
         experts=experts,
         architecture=architecture,
+        served=all(engine.loads for engine in engines),
     )
     parts = [how.note] if how.note else []
-    parts += [block(how.install, "bash"), block("\n".join(how.transformers), "python")]
-    if how.vllm and fusable:
+    parts += [block(how.install, "bash"), block("\n".join(how.transformers), "python")] if how.transformers else []
+    if how.vllm:
         parts += ["Or serve it with vLLM:", block(f"{VLLM_INSTALL}\n{how.vllm}", "bash")]
+        parts += [f"- {prose(reason)}" for engine in engines for reason in engine.reasons]
     return "\n\n".join(parts)
 
 

@@ -86,9 +86,7 @@ def test_one_gptq_rule_holds_for_a_block_of_experts(kind: str, parts: Anatomy, t
 
 def test_rules_that_other_loaders_would_not_find_are_faults(parts: Anatomy, tmp_path: Path) -> None:
     path = PATHS[parts.model_type]
-    schemes = {
-        layer.name: INT8 if layer.name.startswith(f"model.layers.0.{path}.") else INT4 for layer in parts.layers
-    }
+    schemes = {layer.name: INT8 if layer.name.startswith(f"model.layers.0.{path}.") else INT4 for layer in parts.layers}
     config = gptq.quantization_config(parts.layers, schemes, "gptq")
     rule = rf"+:model\.layers\.0\.{re.escape(path)}\.\d+\.\w+$"  # the name that vLLM asks for is not in it
     config["dynamic"] = {rule: {"bits": 8, "group_size": -1}}

@@ -82,7 +82,7 @@ def test_what_it_walks_through_is_what_the_stock_model_computes(tmp_path, make):
     written = write(source, tmp_path / "out", "safetensors", lambda _layer: None)
     model = load_original(written.source, dtype=torch.float32, device="cpu")
     found = meant_outputs(
-        written.source, written.anatomy, tokens(), layers=[], quantized=dict().__getitem__, replaced={}, cast=None
+        written.source, written.anatomy, tokens(), layers=[], quantized={}.__getitem__, replaced={}, cast=None
     )
     with torch.no_grad():
         for ids, states in zip(tokens(), found, strict=True):

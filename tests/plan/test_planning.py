@@ -101,16 +101,23 @@ def test_gpt2_is_written_as_gptq_only(tmp_path: Path) -> None:
     assert len(planned(folder, format="gptq").quantized) == 8
 
 
-def test_unknown_model_type_names_the_known_ones(tmp_path: Path) -> None:
-    """H05 as far as it goes now: Mixtral is refused before anything starts."""
+def test_an_unknown_model_type_is_walked_and_rounded_to_nearest(tmp_path: Path) -> None:
     folder = tiny.tiny_llama(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
-    for model_type in ("mixtral", "frobnicator"):
-        (folder / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
-        with pytest.raises(UsageError, match=f"'{model_type}' is not known") as caught:
-            planned(folder)
-        assert caught.value.hint is not None
-        assert "llama" in caught.value.hint
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "frobnicator"}))
+    with pytest.raises(UsageError, match="for frobnicator there is none yet: use --algorithm rtn"):
+        planned(folder)
+    plan = planned(folder, algorithm="rtn")
+    assert not plan.anatomy.known
+    assert len(plan.quantized) == 14
+
+
+def test_a_known_model_type_whose_weights_are_others_is_refused(tmp_path: Path) -> None:
+    folder = tiny.tiny_llama(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mixtral", "num_local_experts": 2}))
+    with pytest.raises(UsageError, match="weights do not fit"):
+        planned(folder)
 
 
 def test_a_quantized_model_is_refused(tmp_path: Path) -> None:
@@ -152,8 +159,6 @@ def test_a_buffer_is_no_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "architectures"),
     [
-        ("llama", ["LlamaModel"]),
-        ("llama", ["LlamaForSequenceClassification"]),
         ("llama", None),
         ("gpt2", ["GPT2DoubleHeadsModel"]),
         ("bert", ["SomethingElse"]),

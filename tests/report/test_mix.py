@@ -63,8 +63,18 @@ def test_a_mix_in_gptq_is_loaded_by_who_knows_the_rules() -> None:
     lines = loading("gptq", "decoder", "out", mixed=True).transformers
     assert "from gptqmodel import GPTQModel" in lines
     assert not any("AutoModel" in line for line in lines)
-    same = loading("compressed-tensors", "decoder", "out", mixed=True)
-    assert same == loading("compressed-tensors", "decoder", "out")
+
+
+def test_a_mix_in_compressed_tensors_warns_of_dequantizing_at_load() -> None:
+    """Stock `dequantize=True` applies the first scheme to all layers."""
+    mix, alone = (
+        loading("compressed-tensors", "decoder", "out", mixed=True),
+        loading("compressed-tensors", "decoder", "out"),
+    )
+    assert alone.note is None
+    assert mix.note is not None
+    assert "dequantize=True" in mix.note
+    assert mix.transformers == alone.transformers
 
 
 def test_layers_that_fell_back_are_named() -> None:
