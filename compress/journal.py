@@ -94,7 +94,8 @@ class Journal:
     ) -> None:
         self._folder, self._fingerprint = folder, fingerprint
         self._parts, self._state = list(parts), state
-        self._checked: tuple[Path, tuple[int, ...]] | None = None
+        self._checked: dict[Path, tuple[int, ...]] = {}
+        self._listed: dict[str, dict[str, Any]] = {}
         self.lost: tuple[str, ...] = ()
 
     @classmethod
@@ -171,7 +172,7 @@ class Journal:
         saved = _Part(part, digest, layers, tuple(records), tuple(changed), state is not None)
         kept = self._state
         if state is not None:
-            slot = f"{STATE}/{0 if kept is None or kept.file != _slot(0) else 1}.safetensors"
+            slot = _slot(0 if kept is None or kept.file != _slot(0) else 1)
             kept = _State(slot, part, write_tensors(self._folder / slot, state))
         self._write([*self._parts, saved], kept)
         before, self._state = self._state, kept
@@ -234,9 +235,9 @@ class Journal:
         from safetensors import safe_open
 
         path = _part_path(self._folder, part.name)
-        if self._checked != (path, stamp(path)):  # not again for each of hundreds of layers in it
+        if self._checked.get(path) != stamp(path):  # once, for the writing and for the proof
             _check(path, part.sha256)
-            self._checked = path, stamp(path)
+            self._checked[path] = stamp(path)
         with safe_open(path, framework="pt") as file:
             there = set(file.keys())
             return {name: file.get_tensor(name) for name in names if name in there}
@@ -245,12 +246,14 @@ class Journal:
         listing = {
             "version": _VERSION,
             "fingerprint": self._fingerprint,
-            "parts": [asdict(part) for part in parts],
+            "parts": [self._entry(part) for part in parts],
             "state": None if state is None else asdict(state),
         }
-        write_bytes(
-            self._folder / LISTING, json.dumps(listing | {"sha256": _listing_sha256(listing)}, indent=1).encode()
-        )
+        write_bytes(self._folder / LISTING, json.dumps(listing | {"sha256": _listing_sha256(listing)}).encode())
+
+    def _entry(self, part: _Part) -> dict[str, Any]:
+        """A part as JSON, made once: hundreds of them are written again after each."""
+        return self._listed.get(part.name) or self._listed.setdefault(part.name, asdict(part))
 
     def _clear_unnamed(self) -> None:
         """Removes what a kill left half written, and what was dropped."""
@@ -352,10 +355,8 @@ def _read(folder: Path) -> dict[str, Any] | None:
 
 def _part(entry: Mapping[str, Any]) -> _Part:
     layers = {layer: Scheme(**scheme) for layer, scheme in entry["layers"].items()}
-    records = tuple(
-        LayerRecord(**{key: _tuples(value) for key, value in record.items()}) for record in entry["records"]
-    )
-    fields = {**entry, "layers": layers, "records": records, "replaced": tuple(entry["replaced"])}
+    records = [LayerRecord(**{key: _tuples(value) for key, value in one.items()}) for one in entry["records"]]
+    fields = {**entry, "layers": layers, "records": tuple(records), "replaced": tuple(entry["replaced"])}
     return _Part(**fields)
 
 

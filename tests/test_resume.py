@@ -24,8 +24,9 @@ from compress.journal import finished
 from compress.model.checkpoint import open_checkpoint
 from compress.pipeline.job import Options
 from compress.pipeline.run import run
-from compress.plan.estimate import STATE_SLOTS, state_bytes
+from compress.plan.estimate import STATE_SLOTS
 from compress.plan.machine import machine
+from compress.plan.memory import state_bytes
 from compress.plan.planning import make_plan
 from compress.progress import Advance, Silent
 from compress.recipe.schema import Recipe

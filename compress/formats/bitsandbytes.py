@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from compress.errors import MissingResourceError, UsageError
-from compress.formats.bitsandbytes_layout import quant_state
+from compress.formats.bitsandbytes_layout import CPU_ROWS, quant_state
 from compress.model.load import config_of, empty_model, model_class
 from compress.scheme import NF4_LEVELS, QuantizedWeight, Scheme
 
@@ -149,6 +149,15 @@ def linear_8bit(weight: QuantizedWeight, bias: torch.Tensor | None, device: torc
         module.bias = torch.nn.Parameter(bias.to(device), requires_grad=False)
     made: torch.nn.Module = module.train(False)
     return made
+
+
+def runs_here(checkpoint: Checkpoint, device: str) -> bool:
+    """Whether the library's kernel for this processor takes every NF4 layer of a folder; see `cpu_note`."""
+    states = [name for name in checkpoint.tensors if name.endswith(".quant_state.bitsandbytes__nf4")]
+    if device != "cpu" or not states or not library().functional.has_avx512bf16():
+        return True
+    shapes = (json.loads(bytes(checkpoint.read(name).tolist()))["shape"] for name in states)
+    return all(out % CPU_ROWS == 0 for out, _ in shapes)
 
 
 def unrounded(model: torch.nn.Module) -> None:

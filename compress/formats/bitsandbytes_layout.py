@@ -9,6 +9,7 @@ Weights stand in the orientation of nn.Linear whatever the source's: transformer
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from compress.formats.stored import StoredTensor
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 """Neighbouring weights of one NF4 block: transformers has no setting for it."""
+CPU_ROWS, _LISTED = 32, 3
+"""Rows that `_convert_weight_packed_for_cpu` of bitsandbytes 0.50 takes together; it asserts that nothing is left."""
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -61,3 +64,19 @@ def refusal(layer: LinearLayer, scheme: Scheme) -> str | None:
     if scheme.group_size != BLOCK:
         return f"NF4 is stored in blocks of {BLOCK} weights, not {scheme.group_size}"
     return f"its width {layer.width} is no multiple of {BLOCK}, the block of NF4" if layer.width % BLOCK else None
+
+
+def cpu_note(layers: Iterable[LinearLayer], schemes: Mapping[str, Scheme]) -> str | None:
+    """What to know where the library's kernel for some processors cannot run a layer that others can."""
+    narrow = [
+        layer.name
+        for layer in layers
+        if layer.name in schemes and schemes[layer.name].values == "nf4" and layer.out % CPU_ROWS
+    ]
+    if not narrow:
+        return None
+    named = ", ".join(narrow[:_LISTED]) + (f" and {len(narrow) - _LISTED} more" if len(narrow) > _LISTED else "")
+    return (
+        f"on processors with bfloat16 instructions (AVX-512 BF16) bitsandbytes runs no NF4 layer whose outputs are no "
+        f"multiple of {CPU_ROWS}: {named}; GPUs and other processors run them"
+    )

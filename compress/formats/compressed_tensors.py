@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from compress.errors import MissingResourceError
 from compress.formats import pack as packing
 from compress.formats.layout import stem_of
 from compress.model.moe import is_expert_group
@@ -21,6 +23,24 @@ from compress.scheme import PER_CHANNEL, QuantizedWeight, Scheme, Values
 
 if TYPE_CHECKING:
     from compress.model.anatomy import LinearLayer
+
+
+def library() -> ModuleType:
+    """compressed_tensors.
+
+    Raises:
+        MissingResourceError: it is not installed or does not work here.
+    """
+    try:
+        import compressed_tensors
+        import compressed_tensors.quantization  # what the configuration is built from
+    except Exception as error:  # a broken installation fails as it pleases
+        raise MissingResourceError(
+            f"compressed-tensors cannot be imported ({' '.join(str(error).split())[:300]}).",
+            hint="pip install compressed-tensors (`compress doctor` shows what works here), or use another --format.",
+        ) from error
+    found: ModuleType = compressed_tensors
+    return found
 
 
 def quantization_config(
@@ -31,7 +51,6 @@ def quantization_config(
     Args:
         untouched: module names, in the stock class, of the linear layers that stay as they are.
     """
-    import compressed_tensors
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
 
     members: dict[Scheme, list[LinearLayer]] = {}
@@ -51,7 +70,7 @@ def quantization_config(
         ignore=sorted(set(untouched)),
     )
     block: dict[str, Any] = config.model_dump(mode="json")
-    return {"version": compressed_tensors.__version__, "sparsity_config": {}, "transform_config": {}, **block}
+    return {"version": library().__version__, "sparsity_config": {}, "transform_config": {}, **block}
 
 
 def pack(layer: LinearLayer, weight: QuantizedWeight) -> dict[str, torch.Tensor]:

@@ -72,12 +72,17 @@ def llama_version() -> str | None:
     return metadata.version("xllamacpp") if find_spec("xllamacpp") is not None else None
 
 
-def check_llama(stage: Path, logits: Path, threads: int) -> ProofCheck:
-    """The file, run in llama.cpp, against the measured logits; and its tokenizer against the folder's."""
+def check_llama(stage: Path, logits: Path, threads: int) -> ProofCheck | None:
+    """The file, run in llama.cpp, against the measured logits; and its tokenizer against the folder's.
+
+    None where llama.cpp itself cannot be started.
+    """
     job = {"file": str(stage / GGUF_FILE), "logits": str(logits), "threads": threads, "longest": longest_prompt(stage)}
     answer = run_llama({**job, "most": POSITIONS, "likeliest": LIKELIEST, **_text(stage)})
     if isinstance(answer, str):
         return ProofCheck("llama.cpp", False, answer)
+    if "broken" in answer:
+        return None
     kl_mean, top1 = answer["kl_mean"], answer["top1"]
     faults = []
     if not kl_mean <= KL_LIMIT:  # written so that NaN fails

@@ -5,9 +5,9 @@ A process of its own, because a fault in native code ends it.
     job      file, logits (see `proof.prove`), threads, longest (the longest prompt that the context takes), most (how
              many positions to compare), likeliest (how many tokens to ask for at each), text and ids (what the
              tokenizer must make of it), parent
-    answer   positions, kl_mean (nats, from the measured logits to llama.cpp's), top1 (share of positions where both
-             find the same token likeliest), top1_or_tied (the same, or ours has theirs within 0.3 nats of its best),
-             text_equal (None without a text)
+    answer   broken (why the package cannot be imported), or: positions, kl_mean (nats, from the measured logits to
+             llama.cpp's), top1 (share of positions where both find the same token likeliest), top1_or_tied (the same,
+             or ours has theirs within 0.3 nats of its best), text_equal (None without a text)
 
 The divergence is taken over the tokens that llama.cpp finds likeliest and all others as one, which is a little less
 than that over all, and the same where all are asked for: an answer of 260,000 tokens takes seconds. The server answers
@@ -42,7 +42,12 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # llama.cpp prints
     job = json.load(sys.stdin)
     die_with_parent(job["parent"])
-    answer = run(job)
+    try:
+        import xllamacpp  # noqa: F401 - an installation that is broken says nothing of the file
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        answer = {"broken": str(error)}
+    else:
+        answer = run(job)
     with answer_to:
         json.dump(answer, answer_to)
     answer_to.close()
@@ -131,6 +136,11 @@ def next_token(server: Any, ids: list[int], likeliest: int, plain: int) -> tuple
     if "choices" not in answer:
         raise RuntimeError(f"the server answers {str(answer)[:300]}")
     found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    if any(entry["logprob"] is None for entry in found):  # JSON has no NaN
+        raise RuntimeError(
+            f"its probabilities after {len(ids)} tokens are not numbers; keys and values above 65504 do not fit into "
+            "its float16 cache"
+        )
     logarithms = torch.tensor([entry["logprob"] for entry in found], dtype=torch.float64)
     return torch.tensor([entry["id"] for entry in found]), logarithms.clamp(min=_LOWEST)
 

@@ -63,10 +63,12 @@ def gptq_qzeros(zero_points: torch.Tensor, bits: int, version: Literal[1, 2]) ->
 
 def signed_to_int32(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Signed codes int8 [out, in] -> int32 [out, ceil(in * bits / 32)], in compressed-tensors' layout."""
-    from compressed_tensors.compressors.pack_quantized import pack_to_int32
-
-    packed: torch.Tensor = pack_to_int32(codes, bits)
-    return packed.contiguous()
+    unsigned = codes ^ -128 if bits == 8 else codes + 2 ** (bits - 1)
+    unsigned = functional.pad(unsigned, (0, -codes.shape[1] % (WORD // bits)))
+    if bits == 4:
+        pairs = unsigned.contiguous().view(torch.int16)
+        unsigned = (pairs | pairs >> 4).to(torch.uint8)  # the upper byte, which is cut off, had the second code
+    return unsigned.contiguous().view(torch.int32)
 
 
 def int32_to_signed(packed: torch.Tensor, bits: int, shape: tuple[int, int]) -> torch.Tensor:

@@ -64,6 +64,7 @@ def write_checkpoint(
     trust_remote_code: bool,
     progress: Progress,
     replaced: Mapping[str, torch.Tensor] | None = None,
+    left_out: Set[str] = frozenset(),
 ) -> tuple[str, ...]:
     """Writes the output folder into `stage`, every file synced to the disk.
 
@@ -73,6 +74,7 @@ def write_checkpoint(
             tensors fall into two files.
         cast: "float16" or "bfloat16" for a plain cast, else None.
         replaced: tensors to write instead of the source's, by their names in the file.
+        left_out: tensors of the source that only repeat others: tied embeddings under a second name.
 
     Returns:
         the names of the written files, relative to `stage`, sorted.
@@ -88,7 +90,8 @@ def write_checkpoint(
         written = [_write_gguf(source, stage, layers, schemes, quantized, progress)]
     else:
         pieces = _Pieces(source, format_name, layers, schemes, quantized, cast, replaced or {})
-        planned = stored_tensors(format_name, source.tensors, layers, schemes, cast=cast)
+        tensors = {name: info for name, info in source.tensors.items() if name not in left_out}
+        planned = stored_tensors(format_name, tensors, layers, schemes, cast=cast)
         stage.mkdir(parents=True, exist_ok=True)
         written = _write_shards(stage, shard_layout(planned, max_shard_size), pieces, progress)
     side_files = copy_side_files(source.folder, stage, trust_remote_code=trust_remote_code)
@@ -246,10 +249,16 @@ def check_weight(layer: LinearLayer, weight: QuantizedWeight, scheme: Scheme) ->
         bad = int((~(weight.scale.isfinite() & (weight.scale > 0))).sum())
         if bad:
             faults.append(f"{bad} of {weight.scale.numel()} scales are not finite and positive")
-        elif not bool(weight.dequantize(torch.float32).isfinite().all()):
+        elif _reaches_far(weight) and not bool(weight.dequantize(torch.float32).isfinite().all()):
             faults.append("code times scale overflows float32")
     if faults:
         raise BrokenResultError(f"{layer.name} cannot be written: " + "; ".join(faults) + ".")
+
+
+def _reaches_far(weight: QuantizedWeight) -> bool:
+    """Whether the largest code times the largest scale is more than float32 holds."""
+    largest = {"float": torch.finfo(torch.float8_e4m3fn).max, "nf4": 1.0}.get(weight.scheme.values, 2.0**8)
+    return float(weight.scale.max()) * largest > torch.finfo(torch.float32).max
 
 
 def _code_faults(weight: QuantizedWeight, scheme: Scheme) -> list[str]:
@@ -261,7 +270,7 @@ def _code_faults(weight: QuantizedWeight, scheme: Scheme) -> list[str]:
     for what, numbers in (("codes", weight.codes), ("zero points", weight.zero_point)):
         if numbers is None:
             continue
-        least, most = int(numbers.min()), int(numbers.max())
+        least, most = (int(number) for number in numbers.aminmax())
         if least < low or most > high:
             faults.append(f"{what} reach from {least} to {most}, allowed are {low} to {high}")
     return faults

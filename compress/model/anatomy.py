@@ -23,7 +23,7 @@ from compress.model.headers import (
     place_of,
     several_inputs,
 )
-from compress.model.moe import block_linears, check_not_stacked, is_expert_group, served_group
+from compress.model.moe import block_linears, check_chosen, check_not_stacked, is_expert_group, served_group
 
 HEAD = "lm_head.weight"
 TIED = "tied to the input embedding, protected"
@@ -147,6 +147,7 @@ def _listed(checkpoint: Checkpoint, entry: Architecture) -> Anatomy:
     file_prefix = _file_prefix(checkpoint, entry)
     module_prefix = _module_prefix(checkpoint.config, entry)
     depth = _depth(checkpoint.config, entry)
+    check_chosen(checkpoint.source, entry.experts, checkpoint.config, depth)
     layers, problems = [], []
     for block in range(depth):
         for suffix, fused in block_linears(entry.linears, entry.experts, checkpoint.config, block):

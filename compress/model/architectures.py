@@ -7,9 +7,9 @@ without an entry, have theirs found by name (`headers.py`); nothing can be calib
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from compress.model.moe import MIXTRAL, QWEN3_MOE, Experts
 
@@ -196,3 +196,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     "whisper": found_by_name("other"),
     "t5": found_by_name("other", _UNPACKABLE),
 }
+
+
+def of_bare_file(config: Mapping[str, Any], tensors: Iterable[str]) -> Mapping[str, Any]:
+    """config.json with the class that the weights were saved from, where that is an encoder without a head.
+
+    sentence-transformers writes the bare model and leaves `architectures` as it was (all-mpnet-base-v2 names
+    MPNetForMaskedLM). Files of classes with a head have the base model's prefix.
+    """
+    entry = ARCHITECTURES.get(str(config.get("model_type")))
+    stated = config.get("architectures")
+    if entry is None or entry.kind != "encoder" or not stated or stated == [entry.base_class]:
+        return config
+    parts = {name.partition(".")[0] for name in tensors}
+    if entry.blocks.partition(".")[0] not in parts or not parts <= _BARE_PARTS:
+        return config
+    return {**config, "architectures": [entry.base_class]}
+
+
+_BARE_PARTS = frozenset({"embeddings", "encoder", "transformer", "layers", "final_norm", "pooler"})
+"""What the bare classes of encoders consist of."""

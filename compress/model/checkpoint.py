@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from compress.errors import MissingResourceError, UsageError
+from compress.model.architectures import of_bare_file
 from compress.model.gguf_header import GGUF_FILE, read_gguf_header
 from compress.model.json_text import parse_json
 from compress.model.safetensors_header import HeaderError, TensorInfo, read_header
@@ -45,7 +46,7 @@ class Checkpoint:
 
     Attributes:
         folder: where the files are; for a hub model the snapshot in the hub's cache.
-        config: config.json, as stored.
+        config: config.json, as stored, but see `of_bare_file`.
         tensors: by name, sorted; as the files hold them.
         shard_bytes: size of each weight file by name, headers included.
         source: the model as the user wrote it.
@@ -85,7 +86,7 @@ class Checkpoint:
             taken = 2  # its class takes 1 for the padding id
         if stated <= taken:
             raise UsageError(
-                f"{self.source}: config.json gives {self.model_type} {stated} positions; at least {taken + 1} are needed.",
+                f"{self.source}: config.json gives {self.model_type} {stated} positions; {taken + 1} is the least.",
                 hint="correct max_position_embeddings (n_positions), or fetch the model again",
             )
         return stated - taken
@@ -203,7 +204,7 @@ def _opened(folder: Path, source: str, revision: str | None) -> Checkpoint:
         )
     return Checkpoint(
         folder=folder,
-        config=config,
+        config=of_bare_file(config, (tensor.name for tensor in tensors)),
         tensors={tensor.name: tensor for tensor in sorted(tensors, key=lambda tensor: tensor.name)},
         shard_bytes={shard: (folder / shard).stat().st_size for shard in shards},
         source=source,

@@ -18,7 +18,7 @@ SHOWN = 20
 
 def _surely_finite(tensor: torch.Tensor) -> bool:
     """One fast pass, which NaN and infinite values reach; nothing is allocated."""
-    if not tensor.numel() or tensor.element_size() == 1:
+    if not tensor.numel():
         return False
     low, high = tensor.aminmax()
     return math.isfinite(float(low)) and math.isfinite(float(high))
@@ -40,12 +40,15 @@ def check_finite(checkpoint: Checkpoint, progress: Progress, *, halved: Collecti
     with progress.phase("Checking the weights", len(checkpoint.tensors)) as advance:
         for name in checkpoint.tensors:
             tensor = checkpoint.read(name)
+            if tensor.is_floating_point() and tensor.element_size() == 1:
+                tensor = tensor.float()  # torch knows NaN of 8 bits, but does not look for it
             if tensor.is_floating_point() and not _surely_finite(tensor):
                 count = tensor.numel() - int(torch.isfinite(tensor).sum())
                 if count:
                     broken.append(f"  {name}: {count} of {tensor.numel()} values")
                 elif name in halved and not bool(tensor.half().isfinite().all()):
                     large.append(f"  {name}: up to {float(tensor.abs().max()):.3g}")
+            del tensor  # before the next one comes
             advance(1)
     if broken:
         more = f"\n  ... and {len(broken) - SHOWN} more tensors" if len(broken) > SHOWN else ""

@@ -6,7 +6,9 @@ prefixes, renamed keys, ties, old buffers and whatever else a class forgives are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from compress.errors import UsageError
-from compress.model.anatomy import LinearLayer
+from compress.model.anatomy import HEAD, LinearLayer
 from compress.model.checkpoint import Checkpoint, read_json_object
 from compress.model.inputs import random_inputs
 from compress.model.load import (
@@ -39,6 +41,7 @@ def check_fit(
     trust_remote_code: bool = False,
     found: Sequence[LinearLayer] = (),
     packed: Sequence[LinearLayer] = (),
+    compressed: bool = False,
     reads_text: bool = True,
 ) -> None:
     """Compares names and shapes with what the stock class expects, and tied weights that are stored twice.
@@ -48,6 +51,7 @@ def check_fit(
     Args:
         found: layers that were found by name and are to be quantized: the class must have an nn.Linear for each.
         packed: those of them that loading gives no `weight` before the first forward pass, which the class must bear.
+        compressed: loading goes through transformers' quantizer for compressed-tensors, which the class must bear.
         reads_text: if not, inputs must be makeable from config.json.
 
     Raises:
@@ -67,10 +71,14 @@ def check_fit(
             + "\n  ".join(problems[:_SHOWN])
             + more,
             hint="the folder is incomplete, config.json belongs to another model, or `architectures` names the "
-            "wrong class",
+            "wrong class"
+            + ("; where the output head is the input embedding, config.json must say so: tie_word_embeddings: true")
+            * (problems == [f"{HEAD}: missing"]),
         )
     _check_linear(model, found)
     _check_packed(model, packed)
+    if compressed:
+        _check_conversions(model)
     if not reads_text:
         random_inputs(cls, config, seed=0, count=1)
     _check_generation_config(model, checkpoint.folder)
@@ -86,7 +94,7 @@ def _check_linear(model: PreTrainedModel, found: Sequence[LinearLayer]) -> None:
         if type(module) is not nn.Linear:
             others.append((layer, "no module of its own" if module is None else type(module).__name__))
     if others:
-        globs = dict.fromkeys(layer.place.inside for layer, _ in others)
+        globs = _globs([layer for layer, _ in others], found)
         more = f"\n  and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         raise UsageError(
             f"{len(others)} weights look like those of linear layers, but {type(model).__name__} computes with "
@@ -95,6 +103,23 @@ def _check_linear(model: PreTrainedModel, found: Sequence[LinearLayer]) -> None:
             + more,
             hint=f"leave them alone: skip {', '.join(globs)}",
         )
+
+
+def _globs(others: Sequence[LinearLayer], found: Sequence[LinearLayer]) -> dict[str, None]:
+    """What names `others`, and none of the other layers that are `found`."""
+    kept = {layer.name for layer in found} - {layer.name for layer in others}
+
+    def first(globs: Iterable[str], default: str) -> str:
+        return next((one for one in globs if not any(fnmatchcase(f".{name}", f"*.{one}") for name in kept)), default)
+
+    named: dict[str, None] = {}
+    stacks = {layer.place.stack: None for layer in others}
+    whole = [stack for stack in stacks if len(stacks) < len({layer.place.stack for layer in found})]
+    for layer in others:
+        inside = re.sub(r"\.\d+\.", ".*.", layer.place.inside)
+        of_stack = [f"{layer.place.stack}.*"] if layer.place.stack in whole else []
+        named[first([*of_stack, inside], layer.name)] = None
+    return named
 
 
 def _check_packed(model: PreTrainedModel, packed: Sequence[LinearLayer]) -> None:
@@ -115,6 +140,31 @@ def _check_packed(model: PreTrainedModel, packed: Sequence[LinearLayer]) -> None
             ) from error
         except Exception:  # noqa: BLE001 - on tensors without values much else can fail, which says nothing
             continue
+
+
+def _check_conversions(model: PreTrainedModel) -> None:
+    """Raises UsageError if the class splits a weight while it is loaded.
+
+    The quantizer gives every such step all names of a quantized weight's tensors, and transformers then refuses what
+    has several names on both sides.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    steps = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightConverter)]
+    split = [
+        source
+        for step in steps
+        if len(step.target_patterns) > 1 and not any(one.supports_many_to_many for one in step.operations)
+        for source in step.source_patterns
+        if source.endswith(".weight")
+    ]
+    if split:
+        raise UsageError(
+            f"stock transformers cannot load {type(model).__name__} from compressed-tensors: the class splits "
+            f"{', '.join(split)} while it is loaded, which transformers cannot do with what is quantized",
+            hint="use a target of bitsandbytes, such as nf4",
+        )
 
 
 def _check_model_type(cls: type[PreTrainedModel], checkpoint: Checkpoint) -> None:
@@ -150,7 +200,13 @@ def _loading_problems(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tie_problems(model: PreTrainedModel, checkpoint: Checkpoint) -> Iterator[str]:
-    """Of two tensors that the class ties, one would be lost in silence, or the tie, depending on who loads them."""
+    """Of two tensors that the class ties, one would be lost in silence, or the tie, depending on who loads them.
+
+    Where config.json itself says that nothing is tied, values decide, as they do in a stock load: the class of T5 1.1
+    (Flan-T5) ties its head nevertheless.
+    """
+    if checkpoint.config.get("tie_word_embeddings") is False:
+        return
     ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     for name, other in sorted(ties.items()):
         stored, kept = (_stored(key, model.base_model_prefix, checkpoint.tensors) for key in (name, other))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from compress.errors import CompressError, MissingResourceError, UsageError
+from compress.model.architectures import of_bare_file
 from compress.model.checkpoint import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -181,7 +182,7 @@ def _from_headers(repository: _Repository, shards: list[str]) -> Checkpoint:
         raise UsageError(f"{model} holds tensors of unknown dtypes: {', '.join(unknown)}")
     return Checkpoint(
         folder=repository.folder,
-        config=parse_config(repository.folder / CONFIG_FILE),
+        config=of_bare_file(parse_config(repository.folder / CONFIG_FILE), (tensor.name for tensor in tensors)),
         tensors={tensor.name: tensor for tensor in sorted(tensors, key=lambda tensor: tensor.name)},
         shard_bytes={shard: repository.files[shard] for shard in shards},
         source=model,

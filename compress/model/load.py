@@ -5,6 +5,7 @@ Remote code (`auto_map` in config.json) is executed only with trust_remote_code=
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,9 @@ from compress.model.zero_points import loads_nowhere, needs_dequantizing
 _REMOTE_HINT = "if you have read that code and trust it, pass --trust-remote-code"
 _LISTED = 20
 _FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_OLD_MASK = ".attn.masked_bias"
-"""A constant in the files of older GPT-2 models, which no class reads any more and stock loading ignores aloud."""
+_LEFT_OVER = re.compile(r"\.attn\.masked_bias$|(^|\.)pooler\.dense\.(weight|bias)$|^cls\.seq_relationship\.")
+"""What well-known files hold beyond their class, which stock loading ignores aloud: a constant of older GPT-2 models,
+and the pooler and the sentence order of BERT's training (bert-base names BertForMaskedLM)."""
 
 
 def model_class(
@@ -273,7 +275,7 @@ def from_pretrained(
     """
     loaded = cls.from_pretrained(folder, ignore_mismatched_sizes=True, output_loading_info=True, **options)
     model, report = cast(tuple[PreTrainedModel, Mapping[str, Any]], loaded)
-    unexpected = {name for name in report.get("unexpected_keys", ()) if not name.endswith(_OLD_MASK)}
+    unexpected = {name for name in report.get("unexpected_keys", ()) if not _LEFT_OVER.search(name)}
     missing = set(report.get("missing_keys", ()))
     if model.base_model is model:
         missing = {name for name in missing if not name.startswith("pooler.")}

@@ -98,6 +98,18 @@ def block_linears(
     return tuple(shared)
 
 
+def check_chosen(source: str, experts: Experts | None, config: Mapping[str, Any], blocks: int) -> None:
+    """Raises UsageError if the router is to choose more experts for a token than a block has."""
+    chosen = config.get("num_experts_per_tok")
+    counts = [0 if experts is None else experts.count(config, block) for block in range(blocks)]
+    least = min((count for count in counts if count), default=None)
+    if isinstance(chosen, int) and least is not None and not 1 <= chosen <= least:
+        raise UsageError(
+            f"{source}: config.json says num_experts_per_tok is {chosen}; it must be from 1 to {least}.",
+            hint="Correct config.json, or fetch the model again.",
+        )
+
+
 def is_expert_group(fused: str) -> bool:
     """Whether a fused group ("model.layers.0:experts.3.gate_up") is one of an expert's."""
     return fused.rpartition(":")[2].startswith(f"{EXPERTS}.")

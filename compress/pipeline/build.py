@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.durable import write_bytes, write_tensors
 from compress.errors import UsageError
+from compress.formats.bitsandbytes_layout import cpu_note
 from compress.formats.quantized_source import method_of, quantization
 from compress.journal import Journal
 from compress.model.anatomy import is_weight
@@ -19,7 +20,7 @@ from compress.pipeline.answers import Answers
 from compress.pipeline.job import Job
 from compress.pipeline.reporting import bare_report, model_part
 from compress.pipeline.texts import capped
-from compress.plan.found import found_note, unmeasured_note
+from compress.plan.found import class_note, found_note, unmeasured_note
 from compress.plan.planning import Plan
 from compress.records import LayerRecord, Measurement, StepRecord
 from compress.report.card import model_card
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from compress.formats.proof import ProofJob, ProofRecord
     from compress.quantize.layer import LayerPlan
 
-BLOCK_PROOF_WINDOWS, BLOCK_PROOF_LENGTH = 2, 32  # the same where one block at a time is in memory
+BLOCK_PROOF_WINDOWS, BLOCK_PROOF_LENGTH = 2, 16  # the same where one block at a time is in memory
 PROOF_WINDOWS, PROOF_LENGTH = 4, 128  # what the fresh process recomputes: enough to see any wrong tensor
 
 
@@ -70,6 +71,7 @@ def write(job: Job, workspace: Workspace, journal: Journal) -> None:
         trust_remote_code=job.options.trust_remote_code,
         progress=job.progress,
         replaced=journal.replaced(),
+        left_out=plan.anatomy.second_names,
     )
 
 
@@ -175,9 +177,11 @@ def dequantized_note(checkpoint: Checkpoint) -> str | None:
 def _notes(plan: Plan) -> tuple[str, ...]:
     told = (
         found_note(plan.anatomy),
+        class_note(plan.checkpoint),
         unmeasured_note(plan.anatomy),
         dtype_note(plan.checkpoint),
         dequantized_note(plan.checkpoint),
+        cpu_note((planned.layer for planned in plan.layers), plan.schemes),
     )
     notes = tuple(note for note in told if note is not None)
     if not plan.split_groups:

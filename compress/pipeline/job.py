@@ -8,16 +8,16 @@ from pathlib import Path
 from compress.errors import MissingResourceError
 from compress.model.checkpoint import Checkpoint
 from compress.model.hub import resolve
-from compress.plan.estimate import (
+from compress.plan.estimate import estimate
+from compress.plan.machine import Machine
+from compress.plan.memory import (
     compute_dtype,
-    estimate,
     measuring_bytes,
     proof_and_quantize_bytes,
     states_fit,
     stops_fit,
     whole_fits,
 )
-from compress.plan.machine import Machine
 from compress.plan.planning import Plan, make_plan
 from compress.progress import Progress
 from compress.recipe.schema import Recipe

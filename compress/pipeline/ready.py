@@ -9,9 +9,13 @@ from compress.plan.planning import Plan
 def check_packages(plan: Plan) -> None:
     """Raises MissingResourceError if the package behind the planned format is missing or broken."""
     if plan.format_name == "bitsandbytes":
-        from compress.formats.bitsandbytes import library
+        from compress.formats import bitsandbytes
 
-        library()
+        bitsandbytes.library()
+    elif plan.format_name == "compressed-tensors":
+        from compress.formats import compressed_tensors
+
+        compressed_tensors.library()
 
 
 def check_model(job: Job) -> None:
@@ -26,6 +30,7 @@ def check_model(job: Job) -> None:
         trust_remote_code=job.options.trust_remote_code,
         found=[planned.layer for planned in found],
         packed=[one.layer for one in found if packs and one.scheme is not None and one.scheme.activation_bits is None],
+        compressed=packs and bool(job.plan.quantized),
         reads_text=parts.kind != "other",
     )
     check_modules(job)

@@ -18,9 +18,9 @@ PROCESS_BYTES = 400e6  # Python and torch in each of them
 
 
 def time_models(pair: Pair) -> Timed | None:
-    """Times and peak memory of original and result; None if no bench is asked for, or transformers runs no result."""
+    """Times and peak memory of original and result; None if no bench is asked for, or what is timed cannot run."""
     bench = pair.asked.bench
-    if bench is None or pair.kind == "other" or _runs_elsewhere(pair):
+    if bench is None or pair.kind == "other" or _why_untimed(pair):
         return None
     import torch
 
@@ -56,14 +56,23 @@ def not_timed(pair: Pair, error: BaseException) -> list[Measurement]:
 
 
 def left_out(pair: Pair) -> list[Measurement]:
-    """The same figures where the result is not timed at all, because llama.cpp runs it and not transformers."""
-    if pair.asked.bench is None or not _runs_elsewhere(pair):
-        return []
-    return _owed(pair, "not timed: llama.cpp runs this file, and only transformers is timed here")
+    """The same figures where the result is not timed at all."""
+    why = None if pair.asked.bench is None else _why_untimed(pair)
+    return [] if why is None else _owed(pair, f"not timed: {why}")
 
 
-def _runs_elsewhere(pair: Pair) -> bool:
-    return pair.result is not None and pair.result.is_gguf
+def _why_untimed(pair: Pair) -> str | None:
+    """Why transformers does not run the result here."""
+    if pair.result is None:
+        return None
+    if pair.result.is_gguf:
+        return "llama.cpp runs this file, and only transformers is timed here"
+    from compress.formats.bitsandbytes import runs_here
+    from compress.formats.bitsandbytes_layout import CPU_ROWS
+
+    if not runs_here(pair.result, pair.device):
+        return f"bitsandbytes runs no NF4 layer on this processor whose outputs are no multiple of {CPU_ROWS}"
+    return None
 
 
 def _owed(pair: Pair, note: str) -> list[Measurement]:

@@ -8,6 +8,7 @@ go on with a text or read one; of others there are sizes and the proof.
 from __future__ import annotations
 
 from compress.model.anatomy import Anatomy
+from compress.model.checkpoint import CONFIG_FILE, Checkpoint, parse_config
 from compress.recipe.origin import Fault
 from compress.recipe.quantize import Quantize
 from compress.recipe.schema import Recipe
@@ -72,3 +73,12 @@ def _task_faults(recipe: Recipe, parts: Anatomy) -> list[Fault]:
         (("evaluate", "tasks", index), f"{task.name} is not for {parts.model_type}: its answers are not measured")
         for index, task in enumerate(recipe.evaluate.tasks)
     ]
+
+
+def class_note(checkpoint: Checkpoint) -> str | None:
+    """Where config.json names a class with a head and the file was saved from the one without."""
+    stated = parse_config(checkpoint.folder / CONFIG_FILE).get("architectures")
+    taken = checkpoint.config.get("architectures")
+    if not stated or not taken or stated == taken:
+        return None
+    return f"config.json names {stated[0]}, but the file holds no head: it is read, and written, as {taken[0]}"

@@ -134,8 +134,7 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     checkpoint = check_dense(checkpoint, dequantize=recipe.dequantize)
     check_dtypes(checkpoint)
     parts = anatomy(checkpoint)
-    check_asked(recipe, parts.kind, checkpoint.positions, cast=TARGETS[recipe.steps[0].quantize.target].cast)
-    recipe = fitted(recipe, parts)
+    asked, recipe = recipe, fitted(recipe, parts)
     step = recipe.steps[0].quantize
     target = TARGETS[step.target]
     format_name = step.format or target.formats[0]
@@ -147,6 +146,8 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     _check_mix(parts, format_name, schemes)
     check_experts(parts, format_name, layers)
     check_storages(parts, target, format_name, schemes.values())
+    # As asked: gates on what `fitted` leaves out are faults.
+    check_asked(asked, parts.kind, checkpoint.positions, cast=target.cast)
     shards = _weight_files(recipe, checkpoint, parts, format_name, schemes)
     return Plan(
         recipe=recipe,
@@ -175,9 +176,8 @@ def _weight_files(
     step = recipe.steps[0].quantize
     if format_name == "gguf":
         return (gguf_file(checkpoint, parts, schemes),)
-    tensors = stored_tensors(
-        format_name, checkpoint.tensors, parts.layers, schemes, cast=TARGETS[step.target].cast
-    )
+    once = {name: info for name, info in checkpoint.tensors.items() if name not in parts.second_names}
+    tensors = stored_tensors(format_name, once, parts.layers, schemes, cast=TARGETS[step.target].cast)
     return shard_layout(tensors, step.max_shard_size)
 
 

@@ -20,6 +20,7 @@ from compress.model.folding import Producer
 from compress.model.moe import is_expert_group
 from compress.quantize.folds import changes, smoothing_record, standing
 from compress.quantize.gptq import GptqResult, GptqSettings, aim, prepare
+from compress.quantize.heap import trim_heap
 from compress.quantize.layer import (
     Facts,
     LayerPlan,
@@ -268,6 +269,7 @@ class BlockWork:
 
     def _quantize(self, group: str, seen: _Seen) -> None:
         plans = self._of(group)
+        trim_heap()
         statistics = seen.accumulator.mean()
         check_finite_statistics(plans[0].layer.name, statistics)
         weights = [read_weight(self.checkpoint, plan.layer).to(self.settings.device) for plan in plans]

@@ -35,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from scipy.linalg.lapack import dtrtri
+from scipy.linalg.lapack import dpotrs, dtrtri
 
 from compress.quantize.grid import Grid, covering_grid, searched_grid
 from compress.quantize.polish import local_search, refit_scales
@@ -228,9 +228,17 @@ def corrected(W: torch.Tensor, statistics: Statistics, L: torch.Tensor) -> torch
         drift += W @ statistics.input_drift
     if statistics.residual_drift is not None:
         drift += statistics.residual_drift
-    step = torch.cholesky_solve(drift.T.to(L.dtype), L).T.to(W.dtype)
+    step = _solved(L, drift.T.to(L.dtype)).T.to(W.dtype)
     sensible = step.norm(dim=1, keepdim=True) <= W.norm(dim=1, keepdim=True)  # False also where it is not finite
     return torch.where(sensible, W + step, W)
+
+
+def _solved(L: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    """X with L L^T X = B; on the CPU in the place of a column-major B, and without torch's copy of the factor."""
+    if L.device.type != "cpu":
+        return torch.cholesky_solve(B, L)
+    solution, _ = dpotrs(L.numpy(), B.numpy(), lower=1, overwrite_b=1)
+    return torch.from_numpy(solution)
 
 
 def _polished(W: torch.Tensor, prepared: Prepared, weight: QuantizedWeight, settings: GptqSettings) -> QuantizedWeight:
@@ -295,9 +303,10 @@ def _inverse_factor(A: torch.Tensor) -> torch.Tensor | None:
 def _inverse_of_upper(R: torch.Tensor) -> torch.Tensor:
     """R^-1 of an upper triangular float64 matrix; on the CPU in the place of a column-major R."""
     if R.device.type != "cpu":
-        return torch.linalg.solve_triangular(R, torch.eye(len(R), dtype=R.dtype, device=R.device), upper=True)
-    inverse, _ = dtrtri(R.numpy(), overwrite_c=1)
-    return torch.from_numpy(inverse)
+        inverse: torch.Tensor = torch.linalg.solve_triangular(R, torch.eye(len(R)).to(R), upper=True)
+        return inverse
+    found, _ = dtrtri(R.numpy(), overwrite_c=1)
+    return torch.from_numpy(found)
 
 
 def sweep(

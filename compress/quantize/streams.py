@@ -11,6 +11,7 @@ from typing import overload
 
 import torch
 
+from compress.durable import space_for
 from compress.model.blocks import Call
 
 Keep = Callable[[Iterable[torch.Tensor]], Sequence[torch.Tensor]]
@@ -96,12 +97,16 @@ class Spilled(Sequence[torch.Tensor]):
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open as long as the tensors are needed
+        self._named = folder / "activations"
         self._places: list[_Place] = []
 
     def append(self, tensor: torch.Tensor) -> None:
-        offset = self._file.seek(0, 2)
+        """Raises MissingResourceError: the disk is full."""
+        with space_for(self._named, tensor.nbytes):
+            offset = self._file.seek(0, 2)
+            self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            self._file.flush()
         self._places.append(_Place(offset, tensor.dtype, tuple(tensor.shape)))
-        self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def __len__(self) -> int:
         return len(self._places)

@@ -24,6 +24,7 @@ from compress.model.checkpoint import Checkpoint
 from compress.model.folding import producers
 from compress.progress import Progress
 from compress.quantize.block import Share, WalkSettings, opened_block
+from compress.quantize.heap import trim_heap
 from compress.quantize.layer import LayerPlan
 from compress.quantize.row_blocks import round_layer
 from compress.quantize.streams import first_streams
@@ -91,5 +92,6 @@ def quantize_blocks(
             save(f"block-{index:05d}", work.weights, new, work.replaced, state)
             records += new
             del work  # its weights and statistics go before the next block's come
+            trim_heap()
             share.finish()
     return records

@@ -271,6 +271,7 @@ def limits(report: Report, source_card: str | None) -> str:
             f"- The distance from the original ({measured(kl)}) was measured on {kl.count:,} tokens "
             "of one text; other languages and domains can differ more."
         )
+    lines += [f"- {prose(note[:1].upper() + note[1:])}." for step in report.steps for note in step.notes]
     alone = left_alone(report)
     if alone:
         count = sum(group.count for group in alone)

@@ -88,7 +88,11 @@ def loading(
             f'{reader} = {read_by}.from_pretrained("{folder}")',
         ),
         vllm=f"vllm serve {folder}" if served and kind == "decoder" else None,
-        note=_ZERO_POINTS + (_VLLM_READS if served else "") if dense else _FIRST_SCHEME if mixed and format_name == "compressed-tensors" else None,
+        note=_ZERO_POINTS + (_VLLM_READS if served else "")
+        if dense
+        else _FIRST_SCHEME
+        if mixed and format_name == "compressed-tensors"
+        else None,
     )
 
 

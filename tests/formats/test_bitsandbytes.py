@@ -14,6 +14,7 @@ from written import LLM_INT8, NF4, W8A8, write
 
 from compress.errors import BrokenResultError, MissingResourceError, UsageError
 from compress.formats import bitsandbytes
+from compress.formats.bitsandbytes_layout import cpu_note
 from compress.formats.layout import refusals
 from compress.formats.read import Reader
 from compress.model.anatomy import anatomy
@@ -196,3 +197,29 @@ def write_one(weight):
     from compress.quantize.bitsandbytes_rounding import quantize_llm_int8
 
     return quantize_llm_int8(weight, LLM_INT8)
+
+
+def test_outputs_that_a_processor_kernel_cannot_take_are_named(tmp_path):
+    """Heads of 8 in 2 of 8 groups: k and v have 16 outputs, the others 64 or 128."""
+    layers = anatomy(open_checkpoint(tiny.tiny_llama(tmp_path / "m"))).layers
+    note = cpu_note(layers, {layer.name: NF4 for layer in layers})
+    assert note is not None
+    assert "model.layers.0.self_attn.k_proj, model.layers.0.self_attn.v_proj" in note
+    assert "and 1 more" in note
+    assert cpu_note(layers, {layer.name: LLM_INT8 for layer in layers}) is None
+    assert cpu_note(layers, {layer.name: NF4 for layer in layers if layer.out % 32 == 0}) is None
+
+
+def test_what_the_kernel_of_this_processor_asserts_is_foretold(tmp_path):
+    for heads in (2, 8):  # k and v have 16 outputs, or 64
+        source = tiny.tiny_llama(tmp_path / f"m{heads}", num_key_value_heads=heads)
+        write(source, tmp_path / f"o{heads}", "bitsandbytes", NF4)
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"o{heads}").eval()
+        folder = open_checkpoint(tmp_path / f"o{heads}")
+        assert bitsandbytes.runs_here(folder, "cuda")
+        with torch.inference_mode():
+            if bitsandbytes.runs_here(folder, "cpu"):
+                assert bool(model(input_ids=torch.arange(8)[None]).logits.isfinite().all())
+            else:
+                with pytest.raises(AssertionError, match="divisible"):
+                    model(input_ids=torch.arange(8)[None])

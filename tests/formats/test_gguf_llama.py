@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from gguf_folders import MODELS, Q4, Q8, model, write
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from compress.formats.gguf_check import check_llama, llama_version
 from compress.model.gguf_header import read_gguf_header
@@ -82,3 +84,23 @@ def test_a_file_that_llama_cannot_load_fails_the_check(tmp_path):
     check = check_llama(folder.stage, logits, 1)
     assert not check.passed
     assert "does not run the file" in check.detail
+
+
+def test_a_broken_installation_says_nothing_of_the_file(tmp_path, monkeypatch):
+    (tmp_path / "xllamacpp.py").write_text("raise ImportError('libgomp.so.1 is missing')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    folder = write(model("llama", tmp_path / "m"), tmp_path / "out", lambda _: Q4)
+    assert check_llama(folder.stage, logits_of(folder.stage, tmp_path / "logits.safetensors"), 1) is None
+
+
+def test_numbers_that_are_none_are_said_to_be_so(tmp_path):
+    """Values of 60,000 times more than one input overflow the float16 cache of llama.cpp."""
+    source = model("llama", tmp_path / "m")
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.0.self_attn.v_proj.weight"][:] = 60000.0
+    save_file(tensors, file, metadata={"format": "pt"})
+    folder = write(source, tmp_path / "out", lambda _: Q8)
+    check = check_llama(folder.stage, logits_of(folder.stage, tmp_path / "logits.safetensors"), 1)
+    assert not check.passed
+    assert "are not numbers" in check.detail

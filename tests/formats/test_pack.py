@@ -66,3 +66,12 @@ def test_extreme_codes_do_not_spill_into_neighbours(bits):
     word = sum(((2**bits - 1) if lane % 2 else 0) << (bits * lane) for lane in range(32 // bits))
     assert set(pack.gptq_qweight(codes, bits).flatten().tolist()) == {as_int32(word)}
     assert torch.equal(pack.int32_to_signed(pack.signed_to_int32(codes, bits), bits, (1, 64)), codes)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("width", [1, 3, 31, 40, 64])
+def test_words_are_those_of_the_library(bits: int, width: int) -> None:
+    from compressed_tensors.compressors.pack_quantized import pack_to_int32
+
+    for codes in (random_codes(16, width, bits), random_codes(width, 16, bits).T):
+        assert torch.equal(pack.signed_to_int32(codes, bits), pack_to_int32(codes.contiguous(), bits))

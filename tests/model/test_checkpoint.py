@@ -277,3 +277,21 @@ def test_importing_and_opening_needs_no_torch(folder: Path) -> None:
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stated", "expected"),
+    [("llama", 1, 1), ("roberta", 130, 128), ("mpnet", 130, 128), ("t5", None, None)],
+)
+def test_positions(model_type: str, stated: int | None, expected: int | None, folder: Path) -> None:
+    config = {"model_type": model_type, "max_position_embeddings": stated, "pad_token_id": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert open_checkpoint(folder).positions == expected
+
+
+@pytest.mark.parametrize(("model_type", "stated"), [("llama", -5), ("roberta", 2), ("mpnet", 2)])
+def test_no_position_for_a_token(model_type: str, stated: int, folder: Path) -> None:
+    config = {"model_type": model_type, "max_position_embeddings": stated, "pad_token_id": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=f"gives {model_type} {stated} positions"):
+        _ = open_checkpoint(folder).positions

@@ -19,6 +19,7 @@ from compress.model.checkpoint import open_checkpoint
 from compress.model.experts import LinearExperts, expert_weight
 from compress.model.fit import check_fit
 from compress.model.load import build_model, load_original
+from compress.model.moe import MIXTRAL, check_chosen
 
 BUILDERS: dict[str, Callable[..., Path]] = {
     "mixtral": tiny_moe.tiny_mixtral,
@@ -154,3 +155,12 @@ def test_weights_in_memory_load_as_those_on_disk(folder: Path) -> None:
         built = build_model(folder, state, dtype=torch.float32, device="cpu")(input_ids=ids).logits
         stock = load_original(checkpoint, dtype=torch.float32, device="cpu")(input_ids=ids).logits
     assert torch.equal(built, stock)
+
+
+@pytest.mark.parametrize("chosen", [0, 5])
+def test_more_experts_for_a_token_than_there_are(chosen: int) -> None:
+    config = {"num_local_experts": 4, "num_experts_per_tok": chosen}
+    with pytest.raises(UsageError, match=f"num_experts_per_tok is {chosen}; it must be from 1 to 4"):
+        check_chosen("m", MIXTRAL, config, 2)
+    check_chosen("m", MIXTRAL, config | {"num_experts_per_tok": 4}, 2)
+    check_chosen("m", None, config, 2)

@@ -28,3 +28,17 @@ def test_every_broken_tensor_is_named_with_its_count(dtype: torch.dtype, tmp_pat
     assert "model.norm.weight: 3 of 64 values" in str(caught.value)
     assert "model.layers.1.mlp.up_proj.weight: 1 of 8192 values" in str(caught.value)
     assert "down_proj" not in str(caught.value)
+
+
+def test_numbers_of_eight_bits_are_looked_at_too(tmp_path: Path) -> None:
+    """`compress eval` reads FP8 folders."""
+    folder = tiny.tiny_llama(tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    check_finite(open_checkpoint(folder), Silent())
+    tensors[name][0, :2] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BrokenResultError, match=r"up_proj.weight: 2 of 8192 values"):
+        check_finite(open_checkpoint(folder), Silent())

@@ -205,3 +205,67 @@ def test_classes_that_ask_packed_layers_for_their_weight_are_refused(tmp_path: P
     check_fit(text, found=layers, reads_text=False)
     with pytest.raises(UsageError, match="cannot load T5ForConditionalGeneration with packed weights"):
         check_fit(text, found=layers, packed=layers, reads_text=False)
+
+
+def test_values_decide_where_the_config_ties_nothing(tmp_path: Path) -> None:
+    """T5 1.1 and Flan-T5: the class ties a head that the file has for itself."""
+
+    def add_head(weights: State) -> None:
+        weights["lm_head.weight"] = weights["shared.weight"] + 1
+
+    folder = _edit(tiny_more.tiny_t5(tmp_path / "m", feed_forward_proj="gated-gelu"), add_head)
+    assert "tie_word_embeddings" in _refusal(_config(folder, tie_word_embeddings=True))
+    check_fit(open_checkpoint(_config(folder, tie_word_embeddings=False)))
+
+
+@pytest.mark.parametrize("make", [tiny.tiny_bert, tiny_more.tiny_mpnet, tiny_more.tiny_modernbert])
+def test_a_bare_encoder_whose_config_names_a_class_with_a_head(make: Any, tmp_path: Path) -> None:
+    """What sentence-transformers writes."""
+    folder = make(tmp_path / "m")
+    bare = json.loads((folder / "config.json").read_text())["architectures"]
+    checkpoint = open_checkpoint(_config(folder, architectures=[bare[0].replace("Model", "ForMaskedLM")]))
+    assert checkpoint.config["architectures"] == bare
+    check_fit(checkpoint)
+
+
+def test_what_the_training_of_bert_left_in_the_file(tmp_path: Path) -> None:
+    """bert-base names BertForMaskedLM and holds the pooler and the head for the order of sentences too."""
+    config = transformers.BertConfig(**tiny_more._TEXT)
+    folder = tiny.save(transformers.BertForMaskedLM(config), tmp_path / "m")
+    more = {"bert.pooler.dense.weight": (64, 64), "bert.pooler.dense.bias": (64,), "cls.seq_relationship.bias": (2,)}
+    _edit(folder, lambda weights: weights | {name: torch.zeros(shape) for name, shape in more.items()})
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.config["architectures"] == ["BertForMaskedLM"]
+    check_fit(checkpoint)
+    _edit(folder, lambda weights: weights | {"bert.encoder.layer.2.output.dense.bias": torch.zeros(64)})
+    assert "bert.encoder.layer.2.output.dense.bias: not expected" in _refusal(folder)
+
+
+def test_a_missing_head_that_was_tied(tmp_path: Path) -> None:
+    folder = _config(tiny.tiny_llama(tmp_path / "m", tie_word_embeddings=True), "tie_word_embeddings")
+    with pytest.raises(UsageError) as caught:
+        check_fit(open_checkpoint(folder))
+    assert "tie_word_embeddings: true" in str(caught.value.hint)
+
+
+def test_a_class_that_splits_weights_is_refused_for_compressed_tensors(tmp_path: Path) -> None:
+    config = transformers.Dinov2Config(**tiny_more._SMALL | {"image_size": 32, "patch_size": 8})
+    checkpoint = open_checkpoint(tiny.save(transformers.Dinov2Model(config), tmp_path / "m"))
+    check_fit(checkpoint)
+    with pytest.raises(UsageError, match="Dinov2Model from compressed-tensors"):
+        check_fit(checkpoint, compressed=True)
+    check_fit(open_checkpoint(tiny_more.tiny_vit(tmp_path / "vit")), compressed=True)
+
+
+def test_globs_that_name_the_layers_and_no_others(tmp_path: Path) -> None:
+    folder = _config(tiny_more.tiny_t5(tmp_path / "m"), architectures=["T5EncoderModel"])
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(UsageError) as caught:
+        check_fit(checkpoint, found=anatomy(checkpoint).layers)
+    assert caught.value.hint == "leave them alone: skip decoder.block.*"
+
+
+def test_the_classifier_of_gemma_3(tmp_path: Path) -> None:
+    folder = tiny.tiny_gemma3(tmp_path / "m")
+    checkpoint = open_checkpoint(_config(folder, architectures=["Gemma3TextForSequenceClassification"]))
+    assert anatomy(checkpoint).kind == "encoder"

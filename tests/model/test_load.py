@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from compress.errors import BrokenResultError, MissingResourceError, UsageError
 from compress.model.checkpoint import open_checkpoint
-from compress.model.load import build_model, load_original, load_tokenizer, model_class
+from compress.model.load import build_model, load_original, load_tokenizer, model_class, vocabulary
 
 MODELS = [
     tiny.tiny_llama,
@@ -232,3 +232,12 @@ def test_the_unread_mask_of_old_gpt2_files_is_no_fault(tmp_path: Path) -> None:
     weights["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(weights, folder / "model.safetensors")
     assert torch.equal(_logits(load_original(open_checkpoint(folder), dtype=torch.float32, device="cpu")), expected)
+
+
+def test_a_vocabulary_that_config_json_leaves_to_the_class(tmp_path: Path) -> None:
+    folder = tiny.tiny_llama(tmp_path / "m")
+    assert vocabulary(open_checkpoint(folder)) == 256
+    config = json.loads((folder / "config.json").read_text())
+    del config["vocab_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert vocabulary(open_checkpoint(folder)) == transformers.LlamaConfig().vocab_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import tiny_more
 
 from compress.errors import UsageError
 from compress.model.checkpoint import open_checkpoint
-from compress.plan.found import found_note, unmeasured_note
+from compress.plan.found import class_note, found_note, unmeasured_note
 from compress.plan.planning import Plan, make_plan
 from compress.recipe.schema import Recipe
 
@@ -95,3 +96,14 @@ def test_shared_embeddings_count_once(tmp_path: Path) -> None:
     plan = planned(folder, target="int8")
     assert plan.parameters == before
     assert plan.anatomy.second_names == set(names)
+
+
+def test_the_class_of_a_file_without_a_head_is_told(tmp_path: Path) -> None:
+    folder = tiny_more.tiny_mpnet(tmp_path / "m")
+    assert class_note(open_checkpoint(folder)) is None
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["MPNetForMaskedLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    note = class_note(open_checkpoint(folder))
+    assert note == (
+        "config.json names MPNetForMaskedLM, but the file holds no head: it is read, and written, as MPNetModel"
+    )

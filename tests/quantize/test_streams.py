@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 import tiny
 import torch
 from walking import walk, windows
 
 from compress.durable import FileTensors, write_tensors
+from compress.errors import MissingResourceError
 from compress.model.blocks import Call
 from compress.quantize.streams import Streams, first_streams, spilled
 
@@ -33,6 +36,17 @@ def test_tensors_come_back_as_they_were(tmp_path):
 def test_nothing_is_left_in_the_folder(tmp_path):
     kept = spilled(tmp_path, some())
     assert torch.equal(kept[0], some()[0])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_named(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(MissingResourceError, match="activations: the disk is full: the file needs 80,000 bytes"):
+            spilled(tmp_path, [torch.zeros(20_000), torch.zeros(20_000)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())
 
 

@@ -6,7 +6,7 @@ from ruamel.yaml import YAML
 from sample_report import sample_report, task_report
 
 from compress.report.card import base_model, model_card, source_metadata
-from compress.report.schema import Report
+from compress.report.schema import Report, ServingPart
 
 SOURCE = "---\nlicense: apache-2.0\nlanguage:\n- en\ndatasets: [secret]\n---\n# The original\n"
 
@@ -121,3 +121,21 @@ def test_without_measurements_it_points_to_the_report() -> None:
 
 def test_source_metadata_reads_windows_line_ends() -> None:
     assert source_metadata("---\r\nlicense: mit\r\n---\r\n# x") == {"license": "mit"}
+
+
+def test_vllm_is_named_only_where_the_report_says_that_it_loads() -> None:
+    loads, not_so = (
+        sample_report().model_copy(update={"serving": (ServingPart(engine="vLLM", loads=loads, reasons=("why",)),)})
+        for loads in (True, False)
+    )
+    assert "vllm serve" in card(loads)
+    assert "- why" in card(loads)
+    assert "vllm serve" not in card(not_so)
+
+
+def test_what_a_reader_should_know_of_the_run_stands_among_the_limits() -> None:
+    report = sample_report()
+    step = report.steps[0]
+    noted = step.model_copy(update={"notes": ("the model was quantized already (gptq)",)})
+    limits = card(report.model_copy(update={"steps": (noted,)})).split("## Limits")[1]
+    assert "- The model was quantized already (gptq)." in limits
