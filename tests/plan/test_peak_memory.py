@@ -14,7 +14,7 @@ import torch
 from compress.model.checkpoint import open_checkpoint
 from compress.plan.estimate import estimate
 from compress.plan.machine import Machine, machine
-from compress.plan.memory import stops_fit, whole_fits
+from compress.plan.memory import LATE_BYTES, stops_fit, whole_fits
 from compress.plan.planning import Plan, make_plan
 from compress.recipe.schema import Recipe
 
@@ -82,7 +82,7 @@ def test_embeddings_count_and_a_head_does_not(tmp_path: Path) -> None:
     small = plan(tmp_path / "a", {"vocab_size": 30000}, **rtn)
     large = plan(tmp_path / "b", {"vocab_size": 60000}, **rtn)
     tied = plan(tmp_path / "c", {"vocab_size": 60000, "tie_word_embeddings": True}, **rtn)
-    assert peak(large, LITTLE) - peak(small, LITTLE) == 30000 * 256 * (4 + 2)
+    assert peak(large, LITTLE) - peak(small, LITTLE) == 30000 * 256 * (4 + 2 + LATE_BYTES)
     assert peak(tied, LITTLE) == peak(large, LITTLE)
 
 

@@ -161,7 +161,6 @@ def test_a_buffer_is_no_weight(tmp_path: Path) -> None:
     [
         ("llama", None),
         ("gpt2", ["GPT2DoubleHeadsModel"]),
-        ("bert", ["SomethingElse"]),
     ],
 )
 def test_classes_that_cannot_be_measured_are_refused(name: str, architectures: Any, tmp_path: Path) -> None:
