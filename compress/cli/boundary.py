@@ -208,7 +208,8 @@ def interruptible_once() -> Iterator[None]:
     Further ones would break the clean-up that it starts. They do nothing from then on, until the process has ended:
     a command that was interrupted has nothing else to do. A signal that was ignored before (nohup) stays ignored.
     """
-    interrupted, last = False, signal.SIGINT
+    interrupted = False
+    last: signal.Signals | None = None
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         nonlocal interrupted, last
@@ -219,7 +220,7 @@ def interruptible_once() -> Iterator[None]:
     def lost(unraisable: Any) -> None:
         """Where the signal came during a destructor, Python drops the exception: it is sent again a moment later."""
         nonlocal interrupted
-        if unraisable.exc_type is not KeyboardInterrupt:
+        if unraisable.exc_type is not KeyboardInterrupt or last is None:
             reported(unraisable)
             return
         interrupted = False
@@ -241,6 +242,6 @@ def interruptible_once() -> Iterator[None]:
     finally:
         sys.unraisablehook = reported
         # Not before: a process that the clean-up starts would inherit SIG_IGN, but not a function. The interpreter
-        # takes functions away as it ends, but not SIG_IGN.
+        # takes functions away as it ends, but not SIG_IGN. One that was lost may still be on its way.
         for number, handler in held.items():
-            signal.signal(number, signal.SIG_IGN if interrupted else handler)
+            signal.signal(number, handler if last is None else signal.SIG_IGN)

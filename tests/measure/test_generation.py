@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tiny import tiny_gemma3, tiny_gpt2, tiny_llama, tiny_opt
 
 from compress.data.windows import Windows
 from compress.errors import BrokenResultError, UsageError
+from compress.formats.rounded_inputs import round_inputs
 from compress.measure.generation import (
     Generations,
     common_prefix,
@@ -24,7 +26,6 @@ from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original
 from compress.progress import Silent
 from compress.records import Measurement
-from compress.runtime.load import round_inputs
 
 ASKED: dict[str, Any] = {"prompts": 3, "prompt": 8, "new_tokens": 20}
 
@@ -62,7 +63,7 @@ def test_a_model_with_rounded_inputs_writes_something_else(tmp_path: Path) -> No
     """The pre hook that stands for W8A8 is called for the prompt and for every token."""
     original, result = load(tiny_llama(tmp_path)), load(tiny_llama(tmp_path))
     calls = []
-    result.model.layers[0].mlp.up_proj.register_forward_pre_hook(round_inputs)
+    result.model.layers[0].mlp.up_proj.register_forward_pre_hook(partial(round_inputs, values="int"))
     result.model.layers[0].mlp.up_proj.register_forward_pre_hook(lambda _module, inputs: calls.append(inputs[0].shape))
     compared(original, result, 40, 40)
     assert calls == [(2, 8, 64)] + [(2, 1, 64)] * 19

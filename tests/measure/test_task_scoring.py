@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import transformers
 
 from compress.data.tasks import TaskSet, read_task
 from compress.errors import BrokenResultError, UsageError
+from compress.formats.rounded_inputs import round_inputs
 from compress.measure.tasks.answers import TaskPairs
 from compress.measure.tasks.prompts import Scoring, check_task, encode_pair, labels_of
 from compress.measure.tasks.scoring import answer_task
 from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original
 from compress.progress import Silent
-from compress.runtime.load import round_inputs
 
 LABELS = {0: "bad", 1: "good", 2: "so so"}
 
@@ -133,7 +134,7 @@ def test_a_result_that_rounds_its_inputs_answers_too(original: Any, tmp_path: Pa
     rounded = copy.deepcopy(original)
     for module in rounded.modules():
         if isinstance(module, torch.nn.Linear):
-            module.register_forward_pre_hook(round_inputs)
+            module.register_forward_pre_hook(partial(round_inputs, values="int"))
     items = choices(tmp_path, 3)
     found = answered(original, rounded, items)
     for item, pair in zip(items.items, found.items, strict=True):

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from compress.formats.rounded_inputs import round_inputs
 from compress.quantize.grid import max_abs_scale, quantize_nearest
 from compress.quantize.smooth import (
     ALPHAS,
@@ -20,7 +21,6 @@ from compress.quantize.smooth import (
     sampled,
     smooth_group,
 )
-from compress.runtime.load import round_inputs
 from compress.scheme import PER_CHANNEL, Scheme
 
 W8A8 = Scheme(8, PER_CHANNEL, activation_bits=8)
