@@ -24,6 +24,7 @@ from compress.formats.read import open_reader
 from compress.model.anatomy import Anatomy, LinearLayer, anatomy
 from compress.model.blocks import BlockModel, run_block
 from compress.model.checkpoint import Checkpoint, open_checkpoint
+from compress.model.heap import trim_heap
 from compress.scheme import QuantizedWeight
 
 METHOD = "independent reader, block by block"
@@ -132,6 +133,7 @@ def _walk(
             hidden = [
                 run_block(block, states, calls[index]) for states, (_, calls) in zip(hidden, entered, strict=True)
             ]
+        trim_heap()  # codes of all blocks would stay in the heap
     return [model.last_hidden_state(ids, states)[0] for ids, states in zip(windows, hidden, strict=True)]
 
 

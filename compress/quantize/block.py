@@ -17,10 +17,10 @@ from compress.model.anatomy import Anatomy
 from compress.model.blocks import BlockModel, Call, run_block
 from compress.model.checkpoint import Checkpoint
 from compress.model.folding import Producer
+from compress.model.heap import trim_heap
 from compress.model.moe import is_expert_group
 from compress.quantize.folds import changes, smoothing_record, standing
 from compress.quantize.gptq import GptqResult, GptqSettings, aim, prepare
-from compress.quantize.heap import trim_heap
 from compress.quantize.layer import (
     Facts,
     LayerPlan,

@@ -22,9 +22,9 @@ from compress.model.anatomy import Anatomy
 from compress.model.blocks import BlockModel
 from compress.model.checkpoint import Checkpoint
 from compress.model.folding import producers
+from compress.model.heap import trim_heap
 from compress.progress import Progress
 from compress.quantize.block import Share, WalkSettings, opened_block
-from compress.quantize.heap import trim_heap
 from compress.quantize.layer import LayerPlan
 from compress.quantize.row_blocks import round_layer
 from compress.quantize.streams import first_streams
