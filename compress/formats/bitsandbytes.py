@@ -32,7 +32,7 @@ _ROW_BY_ROW = 0
 _LISTED = 20
 
 
-def library() -> ModuleType:
+def imported() -> ModuleType:
     """bitsandbytes, without what it logs about kernels that it lacks and dtypes that it casts.
 
     Raises:
@@ -137,7 +137,7 @@ def linear_8bit(weight: QuantizedWeight, bias: torch.Tensor | None, device: torc
 
     Its inputs are rounded per token in float16, except columns in which any token reaches THRESHOLD.
     """
-    bnb = library()
+    bnb = imported()
     out, width = weight.codes.shape
     module = bnb.nn.Linear8bitLt(
         width, out, bias is not None, has_fp16_weights=False, threshold=THRESHOLD, device="meta"
@@ -154,7 +154,7 @@ def linear_8bit(weight: QuantizedWeight, bias: torch.Tensor | None, device: torc
 def runs_here(checkpoint: Checkpoint, device: str) -> bool:
     """Whether the library's kernel for this processor takes every NF4 layer of a folder; see `cpu_note`."""
     states = [name for name in checkpoint.tensors if name.endswith(".quant_state.bitsandbytes__nf4")]
-    if device != "cpu" or not states or not library().functional.has_avx512bf16():
+    if device != "cpu" or not states or not imported().functional.has_avx512bf16():
         return True
     shapes = (json.loads(bytes(checkpoint.read(name).tolist()))["shape"] for name in states)
     return all(out % CPU_ROWS == 0 for out, _ in shapes)
@@ -183,7 +183,7 @@ def dequantized(module: torch.nn.Module) -> torch.Tensor | None:
     """The weight [out, in] in float32 that the library itself makes of a quantized layer; None for other modules."""
     if not (_is(module, "Linear4bit") or _is(module, "Linear8bitLt")):
         return None
-    functional: Any = library().functional
+    functional: Any = imported().functional
     weight: Any = module.weight
     if _is(module, "Linear8bitLt"):
         state: Any = module.state

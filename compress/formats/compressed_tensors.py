@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from compress.model.anatomy import LinearLayer
 
 
-def library() -> ModuleType:
+def imported() -> ModuleType:
     """compressed_tensors.
 
     Raises:
@@ -70,7 +70,7 @@ def quantization_config(
         ignore=sorted(set(untouched)),
     )
     block: dict[str, Any] = config.model_dump(mode="json")
-    return {"version": library().__version__, "sparsity_config": {}, "transform_config": {}, **block}
+    return {"version": imported().__version__, "sparsity_config": {}, "transform_config": {}, **block}
 
 
 def pack(layer: LinearLayer, weight: QuantizedWeight) -> dict[str, torch.Tensor]:

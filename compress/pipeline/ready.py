@@ -11,11 +11,11 @@ def check_packages(plan: Plan) -> None:
     if plan.format_name == "bitsandbytes":
         from compress.formats import bitsandbytes
 
-        bitsandbytes.library()
+        bitsandbytes.imported()
     elif plan.format_name == "compressed-tensors":
         from compress.formats import compressed_tensors
 
-        compressed_tensors.library()
+        compressed_tensors.imported()
 
 
 def check_model(job: Job) -> None:

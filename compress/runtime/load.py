@@ -7,7 +7,6 @@ layers are bitsandbytes' own: they multiply integers, set columns with outliers 
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel
 from compress.errors import BrokenResultError
 from compress.formats import bitsandbytes
 from compress.formats.read import open_reader
-from compress.formats.rounded_inputs import round_inputs
+from compress.formats.rounded_inputs import round_inputs_of
 from compress.model.load import build_model
 from compress.model.naming import module_finder
 
@@ -33,9 +32,9 @@ def load_reference(
     state = reader.state_dict(dtype)
     model = build_model(folder, state, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     find = module_finder(model)
-    for name in reader.quantized_names:
-        scheme = reader.scheme(name)
-        if scheme.values != "llm_int8" and scheme.activation_bits is None:
+    schemes = {name: reader.scheme(name) for name in reader.quantized_names}
+    for name, scheme in schemes.items():
+        if scheme.activation_bits is None:
             continue  # a dense weight is all there is to it, and experts have no module of their own
         path = find(name)
         if path is None:
@@ -43,7 +42,5 @@ def load_reference(
         if scheme.values == "llm_int8":
             bias = getattr(model.get_submodule(path), "bias", None)
             model.set_submodule(path, bitsandbytes.linear_8bit(reader.quantized(name), bias, device))
-        elif scheme.activation_bits is not None:
-            module = model.get_submodule(path)
-            module.register_forward_pre_hook(partial(round_inputs, values=scheme.values))
+    round_inputs_of(model, schemes)
     return model

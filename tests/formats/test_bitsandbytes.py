@@ -180,7 +180,7 @@ def test_a_broken_library_is_told_with_its_pip_line(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(MissingResourceError, match="libcudart") as caught:
-        bitsandbytes.library()
+        bitsandbytes.imported()
     assert "pip install bitsandbytes" in str(caught.value.hint)
 
 
