@@ -167,6 +167,8 @@ TARGETS: dict[str, Target] = {
         ),
     )
 }
+UNCHANGED = Target("unchanged", ("safetensors",))
+"""Of recipes that do not quantize: every weight keeps its dtype."""
 AUTO_GROUP_SIZES = (128, 64, 32)
 FORMAT_GROUP_SIZES: Mapping[str, tuple[int, ...]] = {"gguf": (32,)}
 """Group sizes of formats that fix them; "auto" and the target's own become the first."""

@@ -22,6 +22,7 @@ from compress.pipeline.reporting import bare_report, model_part
 from compress.pipeline.texts import capped
 from compress.plan.found import class_note, found_note, unmeasured_note
 from compress.plan.planning import Plan
+from compress.recipe.quantize import Quantize
 from compress.records import LayerRecord, Measurement, StepRecord
 from compress.report.card import model_card
 from compress.report.provenance import provenance
@@ -67,7 +68,7 @@ def write(job: Job, workspace: Workspace, journal: Journal) -> None:
         schemes=plan.schemes,
         quantized=journal.load,
         cast=plan.cast,
-        max_shard_size=plan.recipe.steps[0].quantize.max_shard_size,
+        max_shard_size=quantize_step(plan).max_shard_size,
         trust_remote_code=job.options.trust_remote_code,
         progress=job.progress,
         replaced=journal.replaced(),
@@ -85,7 +86,7 @@ def quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
     from compress.quantize.refine import RefineSettings
     from compress.quantize.walk import quantize_blocks, quantize_nearest_all
 
-    plan, step, layers = job.plan, job.recipe.steps[0].quantize, _layer_plans(job)
+    plan, step, layers = job.plan, quantize_step(job.plan), _layer_plans(job)
     _check_held_out(step.refine, windows)
     records: list[LayerRecord] = []
     if layers and windows is not None:
@@ -112,6 +113,12 @@ def quantize(job: Job, journal: Journal, windows: Windows | None) -> StepRecord:
     return StepRecord("quantize", _settings_used(plan), layers_done, calibration, _notes(plan), replaced)
 
 
+def quantize_step(plan: Plan) -> Quantize:
+    """The step of a plan that quantizes."""
+    assert plan.recipe.quantize is not None
+    return plan.recipe.quantize
+
+
 def _check_held_out(refine: int, windows: Windows | None) -> None:
     if refine and windows is not None and len(windows.ids) < 2:
         raise UsageError(
@@ -126,7 +133,7 @@ def _layer_plans(job: Job) -> list[LayerPlan]:
 
     from compress.quantize.layer import LayerPlan
 
-    plan, step = job.plan, job.recipe.steps[0].quantize
+    plan, step = job.plan, quantize_step(job.plan)
     dtypes = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
     return [
         LayerPlan(
@@ -144,7 +151,7 @@ def _layer_plans(job: Job) -> list[LayerPlan]:
 
 def _settings_used(plan: Plan) -> dict[str, Any]:
     """What the step was asked for, defaults resolved; only what applies to it."""
-    step = plan.recipe.steps[0].quantize
+    step = quantize_step(plan)
     group_sizes = {scheme.group_size for scheme in plan.schemes.values()}
     used: dict[str, Any] = {
         "target": plan.target.name,

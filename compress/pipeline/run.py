@@ -66,7 +66,7 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
     with opened(plan.output, source, overwrite=options.overwrite, resume=options.resume, say=progress.say) as workspace:
         from compress.model.checkpoint import open_checkpoint
         from compress.pipeline.answers import check_tasks, compare_answers
-        from compress.pipeline.build import describe, finish, quantize, sizes
+        from compress.pipeline.build import describe, finish, quantize, quantize_step, sizes
         from compress.pipeline.measured import Measured, measured
         from compress.pipeline.reporting import run_report
         from compress.pipeline.resuming import open_journal
@@ -85,7 +85,7 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
         resumed_after = journal.parts[-1] if journal.parts else None
         with journal.worthless_after(UsageError, BrokenResultError):
             step = quantize(job, journal, fitting)
-        check_fallback(step, recipe.steps[0].quantize.max_fallback)  # who allows more of them can go on from here
+        check_fallback(step, quantize_step(plan).max_fallback)  # who allows more of them can go on from here
         with journal.worthless_after(UsageError, BrokenResultError):
             proof = finish(job, workspace, journal, step, held_out)
         with journal.worthless_after(BrokenResultError):

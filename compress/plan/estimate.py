@@ -100,7 +100,9 @@ def _quantize_flops(plan: Plan) -> float:
     tokens = calibration_tokens(plan)
     if tokens == 0:
         return 200.0 * block_parameters(plan)
-    step = plan.recipe.steps[0].quantize
+    step = plan.recipe.quantize
+    if step is None:
+        return 0.0
     parameters, widths = block_parameters(plan), _hessian_widths(plan)
     forwards = 2.0 * tokens * parameters * (streams(plan) + bool(step.refine))
     learning = 6.0 * parameters * step.refine * REFINE_WINDOWS * plan.recipe.calibration.length

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from compress.model.anatomy import Anatomy
 from compress.model.checkpoint import CONFIG_FILE, Checkpoint, parse_config
-from compress.recipe.origin import Fault
+from compress.recipe.origin import Fault, Path
 from compress.recipe.quantize import Quantize
 from compress.recipe.schema import Recipe
-
-_STEP = ("steps", 0, "quantize")
 
 
 def fitted(recipe: Recipe, parts: Anatomy) -> Recipe:
@@ -24,13 +22,15 @@ def fitted(recipe: Recipe, parts: Anatomy) -> Recipe:
     """
     if not parts.by_name:
         return recipe
-    step = recipe.steps[0].quantize
-    faults = _calibration_faults(step, parts) + _task_faults(recipe, parts)
+    step = recipe.quantize
+    if step is None:
+        return recipe.model_copy(update={"evaluate": None, "bench": None}) if parts.kind == "other" else recipe
+    faults = _calibration_faults(step, parts, recipe.step_path("quantize")) + _task_faults(recipe, parts)
     if faults:
         raise recipe.error(faults)
     if step.smooth is None and step.smooths_any:
         step = step.model_copy(update={"smooth": False})
-        recipe = recipe.model_copy(update={"steps": (recipe.steps[0].model_copy(update={"quantize": step}),)})
+        recipe = recipe.with_step(step)
     return recipe.model_copy(update={"evaluate": None, "bench": None}) if parts.kind == "other" else recipe
 
 
@@ -55,14 +55,14 @@ def unmeasured_note(parts: Anatomy) -> str | None:
     )
 
 
-def _calibration_faults(step: Quantize, parts: Anatomy) -> list[Fault]:
+def _calibration_faults(step: Quantize, parts: Anatomy, path: Path) -> list[Fault]:
     faults: list[Fault] = []
     if step.used_algorithm == "gptq":
         text = f"GPTQ needs calibration input, and for {parts.model_type} there is none yet: use --algorithm rtn"
-        faults.append(((*_STEP, "algorithm"), text))
+        faults.append(((*path, "algorithm"), text))
     if step.smooth:
         text = f"smoothing needs calibration input, and for {parts.model_type} there is none yet: leave it out"
-        faults.append(((*_STEP, "smooth"), text))
+        faults.append(((*path, "smooth"), text))
     return faults
 
 

@@ -67,7 +67,7 @@ def states_fit(plan: Plan, machine: Machine) -> bool:
     What a block learns from is in memory at any rate.
     """
     needed = _block_work_bytes(plan, machine) + state_bytes(plan, machine) + _program_bytes(plan)
-    return bool(plan.recipe.steps[0].quantize.refine) or needed <= machine.memory_available
+    return refines(plan) or needed <= machine.memory_available
 
 
 def state_bytes(plan: Plan, machine: Machine) -> int:
@@ -119,8 +119,14 @@ def hidden(plan: Plan) -> int:
 
 def streams(plan: Plan) -> int:
     """Passes of the windows side by side: through the quantized model, and through the original one if it is asked."""
-    step = plan.recipe.steps[0].quantize
-    return 2 if plan.algorithm == "gptq" and (step.gptq.asymmetric or step.refine) else 1
+    step = plan.recipe.quantize
+    quantizing = step is not None and plan.algorithm == "gptq" and (step.gptq.asymmetric or bool(step.refine))
+    return 2 if quantizing or plan.pruned is not None else 1
+
+
+def refines(plan: Plan) -> bool:
+    """Whether blocks learn after gptq."""
+    return plan.recipe.quantize is not None and bool(plan.recipe.quantize.refine)
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ def _block_work_bytes(plan: Plan, machine: Machine) -> float:
     """The block, for each stream once, and its widest group."""
     value = VALUE_BYTES[compute_dtype(plan, "cpu", machine)]
     block = block_parameters(plan) / max(plan.anatomy.depth, 1)
-    learning = REFINE_BLOCKS * block * FLOAT32 if plan.recipe.steps[0].quantize.refine else 0.0
+    learning = REFINE_BLOCKS * block * FLOAT32 if refines(plan) else 0.0
     return streams(plan) * block * value + learning + max((_group_bytes(plan, one) for one in _groups(plan)), default=0)
 
 

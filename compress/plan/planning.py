@@ -22,15 +22,19 @@ from compress.plan.asked import check_asked
 from compress.plan.experts import check_experts
 from compress.plan.found import fitted
 from compress.plan.layers import PlannedLayer, plan_layers
+from compress.plan.pruning import PrunePlan, plan_pruning
 from compress.plan.storages import check_storages
 from compress.plan.tasks import PlannedTask, plan_tasks
+from compress.recipe.quantize import Quantize
 from compress.recipe.schema import Recipe
-from compress.scheme import TARGETS, Scheme, Target
+from compress.scheme import TARGETS, UNCHANGED, Scheme, Target
 
 
 @dataclass(frozen=True)
 class Plan:
     """Attributes:
+    checkpoint, anatomy: the model that is quantized: the recipe's, or what the step `prune` makes of it.
+    pruned: the step before, if there is one.
     target, algorithm, format_name: what is applied, defaults resolved; algorithm is None for casts. Overrides give
         some of the `layers` another target.
     cast: dtype name for casts, else None.
@@ -50,11 +54,28 @@ class Plan:
     scale_dtypes: Mapping[str, str]
     shards: tuple[WeightFile, ...]
     tasks: tuple[PlannedTask, ...] = ()
+    pruned: PrunePlan | None = None
+
+    @property
+    def original(self) -> Checkpoint:
+        """The model that the recipe names."""
+        return self.checkpoint if self.pruned is None else self.pruned.source
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether anything is done after pruning: layers are quantized, or all tensors cast."""
+        return self.recipe.quantize is not None
+
+    @property
+    def fits_codes(self) -> bool:
+        """Whether calibration text goes through the model to quantize it."""
+        step = self.recipe.quantize
+        return self.algorithm == "gptq" or (step is not None and step.smooths_any)
 
     @property
     def calibrates(self) -> bool:
         """Whether calibration text goes through the model."""
-        return self.algorithm == "gptq" or self.recipe.steps[0].quantize.smooths_any
+        return self.fits_codes or (self.pruned is not None and self.pruned.calibrates)
 
     @property
     def class_name(self) -> str | None:
@@ -127,15 +148,23 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     """Resolves a recipe against a checkpoint.
 
     Raises:
-        UsageError: unknown model type, target and format that do not fit the architecture, group sizes that do not
-            divide, a glob that matches nothing, overrides that split a fused group, an input that is quantized
+        UsageError: shapes that the model cannot have, unknown model type, target and format that do not fit the
+            architecture, group sizes that do not divide, a glob that matches nothing, overrides that split a fused group, an input that is quantized
             already.
     """
     checkpoint = check_dense(checkpoint, dequantize=recipe.dequantize)
     check_dtypes(checkpoint)
     parts = anatomy(checkpoint)
     asked, recipe = recipe, fitted(recipe, parts)
-    step = recipe.steps[0].quantize
+    pruned = None if recipe.prune is None else plan_pruning(recipe, checkpoint, parts)
+    if pruned is not None:
+        checkpoint = pruned.checkpoint
+        parts = anatomy(checkpoint)
+    if recipe.quantize is None:
+        assert pruned is not None  # a recipe has a step
+        check_asked(asked, parts.kind, checkpoint.positions)
+        return _unquantized(recipe, pruned, parts)
+    step = recipe.quantize
     target = TARGETS[step.target]
     format_name = step.format or target.formats[0]
     _check_format(parts, target, format_name)
@@ -148,12 +177,12 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     check_storages(parts, target, format_name, schemes.values())
     # As asked: gates on what `fitted` leaves out are faults.
     check_asked(asked, parts.kind, checkpoint.positions, cast=target.cast)
-    shards = _weight_files(recipe, checkpoint, parts, format_name, schemes)
+    shards = _weight_files(step, checkpoint, parts, format_name, schemes)
     return Plan(
         recipe=recipe,
         checkpoint=checkpoint,
         anatomy=parts,
-        output=Path(recipe.output).expanduser() if recipe.output else default_output(recipe.model, target.name),
+        output=_output(recipe, target.name if pruned is None else f"pruned-{target.name}"),
         target=target,
         algorithm=step.used_algorithm,
         format_name=format_name,
@@ -166,14 +195,37 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
         },
         shards=shards,
         tasks=plan_tasks(recipe, parts.kind),
+        pruned=pruned,
     )
 
 
+def _unquantized(recipe: Recipe, pruned: PrunePlan, parts: Anatomy) -> Plan:
+    """The plan of a recipe that only prunes."""
+    return Plan(
+        recipe=recipe,
+        checkpoint=pruned.checkpoint,
+        anatomy=parts,
+        output=_output(recipe, "pruned"),
+        target=UNCHANGED,
+        algorithm=None,
+        format_name=UNCHANGED.formats[0],
+        cast=None,
+        layers=tuple(PlannedLayer(layer, None, "not quantized") for layer in parts.layers),
+        scale_dtypes={},
+        shards=pruned.shards,
+        tasks=plan_tasks(recipe, parts.kind),
+        pruned=pruned,
+    )
+
+
+def _output(recipe: Recipe, what: str) -> Path:
+    return Path(recipe.output).expanduser() if recipe.output else default_output(recipe.model, what)
+
+
 def _weight_files(
-    recipe: Recipe, checkpoint: Checkpoint, parts: Anatomy, format_name: str, schemes: Mapping[str, Scheme]
+    step: Quantize, checkpoint: Checkpoint, parts: Anatomy, format_name: str, schemes: Mapping[str, Scheme]
 ) -> tuple[WeightFile, ...]:
     """Every weight file of the output, to the byte."""
-    step = recipe.steps[0].quantize
     if format_name == "gguf":
         return (gguf_file(checkpoint, parts, schemes),)
     once = {name: info for name, info in checkpoint.tensors.items() if name not in parts.second_names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, Strict, WithJsonSchema
@@ -14,6 +15,7 @@ from compress.recipe.units import (
     MAX_COUNT,
     MAX_SECONDS,
     parse_count,
+    parse_quantity,
     parse_seconds,
     parse_share,
     parse_size,
@@ -97,6 +99,31 @@ def _parse_half_width(text: str) -> float:
     return share
 
 
+def _parse_factor(text: str) -> float:
+    factor = parse_quantity(text, {"x": Decimal(1), "": Decimal(1)})
+    if not 0 < factor < 1:
+        raise UsageError(f"`{text.strip()}` must be above 0 and below 1")
+    return float(factor)
+
+
+def _check_keep(value: Any) -> int | float:
+    """A count is a whole number; a share has a point or a percent sign."""
+    if isinstance(value, str):
+        try:
+            value = parse_share(value) if "." in value or "%" in value else int(value)
+        except ValueError:
+            value = None
+        except UsageError as error:
+            raise rule(error.message) from error
+    if type(value) is int and 1 <= value <= MAX_COUNT:
+        return value
+    if type(value) is float and 0 < value < 1:
+        return value
+    told = "; leave it out to keep all" if type(value) is float and value == 1 else ""
+    form = "a count of at least 1 such as 6, or a share between 0 and 1 such as 0.75 or 75%"
+    raise rule(f"must be {form}, not {shown(value)}{told}")
+
+
 def _check_group_size(value: Any) -> Any:
     if value is None or value == "auto" or (type(value) is int and (1 <= value <= MAX_COUNT or value == PER_CHANNEL)):
         return value
@@ -128,6 +155,7 @@ def read_gate(value: Any) -> Gate:
 
 Algorithm = Literal["gptq", "rtn"]
 Engine = Literal["auto"]
+Importance = Literal["obs", "magnitude", "activation", "taylor", "random"]
 ReportFormat = Literal["json", "md", "html", "junit"]
 
 Text = Annotated[str, Field(pattern=r"\S")]
@@ -141,6 +169,7 @@ TargetName = Annotated[str, choice(TARGETS), Field(json_schema_extra={"enum": li
 QuantizedName = Annotated[str, choice(QUANTIZED), Field(json_schema_extra={"enum": list(QUANTIZED)})]
 FormatName = Annotated[str, choice(FORMATS), Field(json_schema_extra={"enum": list(FORMATS)})]
 AlgorithmName = Annotated[Algorithm, choice(get_args(Algorithm))]
+ImportanceName = Annotated[Importance, choice(get_args(Importance))]
 EngineName = Annotated[Engine, choice(get_args(Engine))]
 Reports = Annotated[
     tuple[Annotated[ReportFormat, choice(get_args(ReportFormat))], ...], Strict(False), AfterValidator(_no_name_twice)
@@ -201,6 +230,32 @@ Seconds = Annotated[
             "anyOf": [
                 {"type": "number", "exclusiveMinimum": 0},
                 {"type": "string", "pattern": r"^\s*[0-9.]+\s*(ms|s)\s*$"},
+            ]
+        }
+    ),
+]
+KeepAmount = Annotated[
+    int | float,
+    PlainValidator(_check_keep),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+                {"type": "string", "pattern": r"^\s*[0-9.]+\s*%?\s*$"},
+            ]
+        }
+    ),
+]
+Factor = Annotated[
+    float,
+    _text_in(_parse_factor, "a factor below 1 such as 0.8x", numbers=_half_width),
+    PlainSerializer(lambda factor: f"{factor!r}x"),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+                {"type": "string", "pattern": r"^\s*[0-9.]+\s*x?\s*$"},
             ]
         }
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -18,6 +18,7 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -36,12 +37,13 @@ from compress.recipe.fields import (
 from compress.recipe.gates import Gate
 from compress.recipe.measured import read_gates
 from compress.recipe.origin import Fault, Origin
+from compress.recipe.prune import Prune
 from compress.recipe.quantize import Quantize
 from compress.recipe.section import Section
 
 
 class Calibration(Section):
-    """The text that quantization is fitted to."""
+    """The text that quantization and pruning are fitted to."""
 
     source: Text = "default"
     """Text inside the package (`default`), a .txt, .jsonl or .parquet file, or a hub data set as
@@ -57,8 +59,17 @@ class Calibration(Section):
 class Step(Section):
     """One thing that is done to the model."""
 
-    quantize: Quantize
+    prune: Prune | None = None
+    """Take feed-forward channels, attention heads or whole layers out of the model."""
+    quantize: Quantize | None = None
     """Store the weights of the linear layers in fewer bits."""
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> Self:
+        named = [name for name, value in self if value is not None]
+        if len(named) != 1:
+            raise rule("must be one of prune and quantize, such as `- quantize: {target: int4}`")
+        return self
 
 
 class Recipe(Section):
@@ -75,9 +86,9 @@ class Recipe(Section):
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     """Start of every random number."""
     calibration: Calibration = Calibration()
-    """The text that quantization is fitted to."""
-    steps: Annotated[tuple[Step, ...], Strict(False)] = Field(json_schema_extra={"minItems": 1, "maxItems": 1})
-    """What is done to the model: exactly one `quantize` step."""
+    """The text that quantization and pruning are fitted to."""
+    steps: Annotated[tuple[Step, ...], Strict(False)] = Field(json_schema_extra={"minItems": 1, "maxItems": 2})
+    """What is done to the model, in this order: a `prune` step, a `quantize` step, or both."""
     evaluate: Evaluate | None = Evaluate()
     """Comparison with the original; null turns it off."""
     bench: Bench | None = None
@@ -104,14 +115,35 @@ class Recipe(Section):
         copy._origin = origin
         return copy
 
+    @property
+    def prune(self) -> Prune | None:
+        """The step that prunes, if there is one."""
+        return next((step.prune for step in self.steps if step.prune is not None), None)
+
+    @property
+    def quantize(self) -> Quantize | None:
+        """The step that quantizes, if there is one."""
+        return next((step.quantize for step in self.steps if step.quantize is not None), None)
+
+    def with_step(self, changed: Prune | Quantize) -> Self:
+        """The same recipe with another step of this kind in the place of its own."""
+        name = "prune" if isinstance(changed, Prune) else "quantize"
+        kept = [
+            Step.model_validate({name: changed}) if getattr(step, name) is not None else step for step in self.steps
+        ]
+        return self.model_copy(update={"steps": tuple(kept)})
+
+    def step_path(self, name: Literal["prune", "quantize"]) -> tuple[str | int, ...]:
+        """Where the step stands, for `error`: ("steps", 1, "quantize")."""
+        index = next((index for index, step in enumerate(self.steps) if getattr(step, name) is not None), 0)
+        return ("steps", index, name)
+
     @field_validator("steps", mode="wrap")
     @classmethod
-    def _one_step(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> tuple[Step, ...]:
-        """Refuses every quantize step but the first, beside whatever else is wrong with the steps."""
+    def _in_order(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> tuple[Step, ...]:
+        """Refuses second steps of a kind and steps out of order, beside whatever else is wrong with the steps."""
         items = value if isinstance(value, list | tuple) else ()
-        quantize = [index for index, item in enumerate(items) if isinstance(item, Step | dict) and _quantizes(item)]
-        again = rule("is a second quantize step; a recipe of this version has exactly one")
-        surplus = [located(again, (index,), items[index]) for index in quantize[1:]]
+        surplus = _misplaced(items)
         try:
             steps: tuple[Step, ...] = handler(value)
         except ValidationError as error:
@@ -131,8 +163,28 @@ class Recipe(Section):
         return read_gates(cls.__name__, value, info.data)
 
 
-def _quantizes(step: Step | dict[Any, Any]) -> bool:
-    return isinstance(step, Step) or "quantize" in step
+def _misplaced(items: Sequence[Any]) -> list[InitErrorDetails]:
+    """Second steps of a kind, and a prune step that comes after quantization."""
+    seen: set[str] = set()
+    faults = []
+    for index, item in enumerate(items):
+        name = next((name for name in ("prune", "quantize") if _does(item, name)), None)
+        if name is None:
+            continue
+        if name in seen:
+            again = rule(f"is a second {name} step; a recipe of this version has at most one")
+            faults.append(located(again, (index,), item))
+        elif "quantize" in seen:
+            late = rule("comes after the quantize step, and quantized weights cannot be pruned: put it before")
+            faults.append(located(late, (index,), item))
+        seen.add(name)
+    return faults
+
+
+def _does(item: Any, name: str) -> bool:
+    if isinstance(item, Step):
+        return getattr(item, name) is not None
+    return isinstance(item, dict) and name in item
 
 
 def _again(details: Any) -> InitErrorDetails:
