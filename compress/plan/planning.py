@@ -149,8 +149,8 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
 
     Raises:
         UsageError: shapes that the model cannot have, unknown model type, target and format that do not fit the
-            architecture, group sizes that do not divide, a glob that matches nothing, overrides that split a fused group, an input that is quantized
-            already.
+            architecture, group sizes that do not divide, a glob that matches nothing, overrides that split a fused
+            group, an input that is quantized already.
     """
     checkpoint = check_dense(checkpoint, dequantize=recipe.dequantize)
     check_dtypes(checkpoint)
