@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,27 @@ class FileTensors(Mapping[str, "torch.Tensor"]):
         with safe_open(self._path, framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name).clone()
         return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class ReadLater(Mapping[str, "torch.Tensor"]):
+    """Tensors by name, each read anew when it is asked for."""
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names, self._read = dict.fromkeys(names), read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

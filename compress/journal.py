@@ -19,8 +19,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.durable import FileTensors, sha256, stamp, sync_folder, write_bytes, write_tensors
-from compress.errors import BrokenResultError, CompressError, MismatchError
+from compress.durable import FileTensors, ReadLater, sha256, stamp, sync_folder, write_bytes, write_tensors
+from compress.errors import BrokenResultError, CompressError
+from compress.fingerprint import check_same, flat
 from compress.records import LayerRecord
 from compress.scheme import QuantizedWeight, Scheme
 
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 LISTING, PARTS, STATE = "journal.json", "parts", "state"
 NAMES = (LISTING, PARTS, STATE)
 """What a journal has in its folder."""
+AHEAD = "ahead-"
+"""What the name of a part begins with that is none of the work on blocks or layers, but what it starts from."""
 _VERSION = 1
-_SHOWN_HASH = 12  # characters: enough to tell two hashes apart
 
 SavePart = Callable[
     [
@@ -105,7 +107,7 @@ class Journal:
         Args:
             fingerprint: everything that the bytes of the parts depend on, as JSON; see `reopen`.
         """
-        journal = cls(folder, _flat(fingerprint))
+        journal = cls(folder, flat(fingerprint))
         journal._clear_unnamed()
         journal._write(journal._parts, None)
         sync_folder(folder.parent)
@@ -124,14 +126,14 @@ class Journal:
         listing = _read(folder)
         if listing is None:
             return cls.start(folder, fingerprint)
-        _check_same(folder, listing["fingerprint"], _flat(fingerprint))
+        check_same(folder, listing["fingerprint"], flat(fingerprint))
         _make_folders(folder)
         parts: list[_Part] = listing["parts"]
         state: _State | None = listing["state"]
         whole = list(takewhile(lambda part: _intact(_part_path(folder, part.name), part.sha256), parts))
         if whole and whole[-1].stateful and not _carries(folder, state, whole[-1]):
             whole = []
-        journal = cls(folder, _flat(fingerprint), whole, state if whole else None)
+        journal = cls(folder, flat(fingerprint), whole, state if whole else None)
         journal.lost = tuple(part.name for part in parts[len(whole) :])
         journal._clear_unnamed()
         if journal.lost:
@@ -191,13 +193,21 @@ class Journal:
         tensors = self._tensors(part, names)
         return QuantizedWeight(tensors[names[0]], tensors[names[1]], tensors.get(names[2]), part.layers[layer])
 
-    def replaced(self) -> dict[str, torch.Tensor]:
-        """All tensors that the parts changed beside the quantized layers; the last change counts. Raises as `load`."""
-        found: dict[str, torch.Tensor] = {}
-        for part in self._parts:
-            tensors = self._tensors(part, [f"{name}:replaced" for name in part.replaced]) if part.replaced else {}
-            found |= {name.removesuffix(":replaced"): tensor for name, tensor in tensors.items()}
-        return found
+    def replaced(self, *, of: Callable[[str], bool] | None = None) -> Mapping[str, torch.Tensor]:
+        """All tensors that the parts changed beside the quantized layers; the last change counts.
+
+        Each is read when it is asked for, which raises as `load`.
+
+        Args:
+            of: names of the parts that count; None for all.
+        """
+        holders = {name: part for part in self._parts if of is None or of(part.name) for name in part.replaced}
+
+        def read(name: str) -> torch.Tensor:
+            key = f"{name}:replaced"
+            return self._tensors(holders[name], [key])[key]
+
+        return ReadLater(holders, read)
 
     def records(self) -> list[LayerRecord]:
         """The records of all parts, in order and exactly as they were saved."""
@@ -282,8 +292,9 @@ def forget(folder: Path) -> None:
 
 
 def counted(parts: Sequence[str]) -> str:
-    """`12 finished blocks`; what is not done block by block is done layer by layer."""
-    noun = "block" if parts and all(name.startswith("block-") for name in parts) else "layer"
+    """`12 finished blocks`; what is not done block by block is done layer by layer. See `AHEAD`."""
+    blocks = bool(parts) and all(name.startswith("block-") for name in parts)
+    noun = "block" if blocks else "part" if any(name.startswith(AHEAD) for name in parts) else "layer"
     return f"{len(parts)} finished {noun}{'' if len(parts) == 1 else 's'}"
 
 
@@ -363,37 +374,3 @@ def _part(entry: Mapping[str, Any]) -> _Part:
 def _tuples(value: Any) -> Any:
     """JSON has no tuples, and records have no lists."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """{dotted path: JSON value}: `steps[0].quantize.target`."""
-    if isinstance(value, Mapping) and (value or not path):
-        pairs = [(f"{path}.{key}" if path else str(key), item) for key, item in value.items()]
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-        pairs = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
-    else:
-        return {path: json.loads(json.dumps(value))}
-    return {name: found for key, item in pairs for name, found in _flat(item, key).items()}
-
-
-def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    keys = [*now, *(key for key in before if key not in now)]
-    lines = [
-        f"{key}: the interrupted run had {_shown(key, before)}, this one has {_shown(key, now)}"
-        for key in keys
-        if key not in before or key not in now or before[key] != now[key]
-    ]
-    if lines:
-        raise MismatchError(
-            f"{folder}: cannot be resumed, as these would change the result:\n  " + "\n  ".join(lines),
-            hint="Run it as the interrupted run was, or leave out --resume to discard its work and start afresh.",
-        )
-
-
-def _shown(key: str, values: Mapping[str, Any]) -> str:
-    if key not in values or values[key] is None:
-        return "none"
-    value = values[key]
-    if key.endswith("sha256"):
-        return str(value)[:_SHOWN_HASH]
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -209,6 +209,14 @@ METRICS: dict[str, Metric] = {
             "Number of weights the model computes with; a tied tensor counts once.",
             interval=False,
         ),
+        Metric(
+            "kv_bytes",
+            "B",
+            "lower",
+            "Bytes of keys and values in the cache for each token, in the dtype of the checkpoint: 2 x layers x key and "
+            "value heads x size of a head x bytes of a number; layers with a sliding window are counted as the others.",
+            interval=False,
+        ),
         *_latency_metrics(),
         Metric(
             "throughput.prefill",

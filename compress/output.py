@@ -36,6 +36,8 @@ class Workspace:
     overwrite: whether an output that is wholly ours may be replaced.
     stage: the folder inside `partial` that becomes the output.
     dense: the weights that the run starts from, where its model was quantized already.
+    pruning: the journal of the step `prune`, beside that of the last step.
+    pruned: the folder that this step makes, which the next step starts from or which becomes `stage`.
     replaced: where the old output waits until the new one has its name.
     """
 
@@ -51,6 +53,14 @@ class Workspace:
     @property
     def dense(self) -> Path:
         return self.partial / "dense"
+
+    @property
+    def pruning(self) -> Path:
+        return self.partial / "prune"
+
+    @property
+    def pruned(self) -> Path:
+        return self.partial / "pruned"
 
     @property
     def replaced(self) -> Path:

@@ -29,3 +29,19 @@ class Silent:
 
     def say(self, message: str) -> None:
         del message
+
+
+class Share:
+    """Turns windows into shares of one block, so that the bar moves inside a long block."""
+
+    def __init__(self, advance: Advance, units: int) -> None:
+        self._advance, self._unit, self._left = advance, 1.0 / units, 1.0
+
+    def step(self) -> None:
+        part = min(self._unit, self._left)
+        self._left -= part
+        self._advance(part)
+
+    def finish(self) -> None:
+        self._advance(self._left)
+        self._left = 0.0

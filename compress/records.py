@@ -38,6 +38,13 @@ class LayerRecord:
         smoothing: factors that were folded into what produces the layer's inputs: `producer` (its module name),
             `spread` and `alpha` (see compress.quantize.smooth), `error_before` and `error_after` (relative output error
             of the group of layers without factors and with them); None where there are no factors.
+        pruning: of a projection some of whose inputs were removed, or that was fitted to what others removed: `unit`
+            ("ffn", "heads" or "kv_heads"), `of` (how many there were), `kept` (which stayed, ascending), `ridge` (the
+            share of the mean diagonal of the inputs' covariance that was added for the fit; None without a fit), and
+            the squared error of what the block adds up here relative to the projection's output, on held-out tokens:
+            `error_masked` (columns removed, the others as they were), `error_measured` (as stored), `error_predicted`
+            (told from the tokens of the fit, `error_fitted` on those); not there without text. `drift_ridge` and
+            `residual_share` say how the drift of earlier blocks was corrected. `shape` is that of the pruned weight.
     """
 
     name: str
@@ -55,6 +62,7 @@ class LayerRecord:
     notes: tuple[str, ...] = ()
     sha256: str | None = None
     smoothing: Mapping[str, Any] | None = None
+    pruning: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,12 +81,17 @@ class StepRecord:
     replaced: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def quantizes(self) -> bool:
+        """Whether its layers are to be stored in fewer bits; those of the other kind, "prune", have `pruning`."""
+        return self.kind == "quantize"
+
+    @property
     def layers_quantized(self) -> int:
-        return sum(layer.skipped is None for layer in self.layers)
+        return sum(layer.skipped is None for layer in self.layers) if self.quantizes else 0
 
     @property
     def layers_skipped(self) -> int:
-        return sum(layer.skipped is not None for layer in self.layers)
+        return sum(layer.skipped is not None for layer in self.layers) if self.quantizes else 0
 
     @property
     def fallback(self) -> tuple[LayerRecord, ...]:

@@ -1,7 +1,7 @@
 """Where a run works: `.NAME.partial` beside its output, and how its proved folder becomes the output.
 
 The folder is renamed into place; an old output is moved aside first. The partial is removed at the end, unless the run
-failed with finished parts in its journal: then it stays for `--resume`. Nothing is removed that compress did not write.
+failed with finished parts in a journal: then it stays for `--resume`. Nothing is removed that compress did not write.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def opened(
     """Locks the output and makes `.NAME.partial`; removes it at the end, unless there is something to resume.
 
     Args:
-        resume: keep the journal that an interrupted run has left; what else it left is removed.
+        resume: keep the journals that an interrupted run has left; what else it left is removed.
         say: told what is kept, what is discarded.
 
     Raises:
@@ -115,16 +115,33 @@ def opened(
 
 
 def _prepare(workspace: Workspace, *, resume: bool, say: Callable[[str], None]) -> None:
-    partial, found = workspace.partial, finished(workspace.partial)
+    partial, found = workspace.partial, _finished(workspace)
     if resume and not found:
         say(f"--resume: no interrupted run of this output is in {partial}; starting from the beginning.")
     elif found and not resume:
         say(f"Discarding {counted(found)} of an interrupted run in {partial}; --resume goes on from there instead.")
-    _clear(partial, kept=NAMES if resume and found else ())
+    _clear(partial, kept=_journals(workspace) if resume else ())
     partial.mkdir(exist_ok=True)
     if not is_plain_file(partial / MARKER):
         write_bytes(partial / MARKER, b"compress works in this folder; what --resume needs is kept here.\n")
     workspace.stage.mkdir()
+
+
+def _finished(workspace: Workspace) -> tuple[str, ...]:
+    """Names of the finished parts of all steps."""
+    pruned = finished(workspace.pruning) if _is_folder(workspace.pruning) else ()
+    return (*pruned, *finished(workspace.partial))
+
+
+def _journals(workspace: Workspace) -> tuple[str, ...]:
+    """Names in the partial of the journals that have finished parts."""
+    pruned = _is_folder(workspace.pruning) and bool(finished(workspace.pruning))
+    last = bool(finished(workspace.partial))
+    return (*(NAMES if last else ()), *((workspace.pruning.name,) if pruned else ()))
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 @contextmanager
@@ -133,7 +150,7 @@ def _telling(workspace: Workspace) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        found = finished(workspace.partial)
+        found = _finished(workspace)
         if found and not isinstance(error, MismatchError):  # whose hint says how to go on
             kept = f"{counted(found)} {'is' if len(found) == 1 else 'are'} kept in {workspace.partial}"
             error.add_note(f"{kept}: the same command with --resume goes on from there.")
@@ -145,7 +162,7 @@ def _close(workspace: Workspace, lock: BaseFileLock, made: list[Path]) -> None:
     if lock.is_locked:
         with suppress(OSError):
             _put_back(workspace)
-            _clear(workspace.partial, kept=NAMES if finished(workspace.partial) else ())
+            _clear(workspace.partial, kept=_journals(workspace))
         with suppress(OSError):
             if is_plain_file(workspace.lock) and workspace.lock.lstat().st_size == 0:
                 workspace.lock.unlink()
@@ -170,7 +187,7 @@ def _clear(partial: Path, *, kept: Collection[str] = ()) -> None:
     marker = partial / MARKER
     if is_plain_file(marker):
         for path in [path for path in partial.iterdir() if path != marker and path.name not in kept]:
-            if path.is_dir() and not path.is_symlink():
+            if _is_folder(path):
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
@@ -200,6 +217,7 @@ def publish(workspace: Workspace) -> None:
                 if output.is_dir():
                     output.rmdir()  # fails, as the rename does, if a file has come meanwhile
                 workspace.stage.rename(output)
+    forget(workspace.pruning)
     forget(workspace.partial)
 
 

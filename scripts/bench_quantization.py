@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from safetensors.torch import save_file
 
 from compress.data.text import read_corpus
 from compress.data.windows import decoder_windows
+from compress.formats.rounded_inputs import round_inputs
 from compress.measure.fidelity import FidelityTokens, compare_logits, fidelity_measurements
 from compress.measure.statistics import block_mean, token_blocks
 from compress.model.anatomy import anatomy
@@ -38,7 +40,7 @@ from compress.model.load import load_original, load_tokenizer
 from compress.plan.machine import machine
 from compress.progress import Silent
 from compress.quantize.grid import max_abs_scale, quantize_nearest
-from compress.runtime.load import load_reference, round_inputs
+from compress.runtime.load import load_reference
 from compress.scheme import PER_CHANNEL, Scheme
 
 GROUP, SAMPLES, LENGTH = 64, 128, 512
@@ -145,7 +147,7 @@ def plain(folder: Path, scheme: Scheme) -> Model:
         scale = max_abs_scale(weight.detach(), scheme, torch.bfloat16)
         weight.data.copy_(quantize_nearest(weight.detach(), scale, scheme).dequantize(torch.float32))
         if scheme.activation_bits:
-            module.register_forward_pre_hook(round_inputs)
+            module.register_forward_pre_hook(partial(round_inputs, values=scheme.values))
     return model
 
 

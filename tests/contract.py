@@ -22,8 +22,9 @@ from compress.model.checkpoint import open_checkpoint
 from compress.model.fit import check_fit
 from compress.model.load import load_original
 from compress.model.naming import module_finder
-from compress.pipeline.build import proof_job, quantize, write
+from compress.pipeline.build import quantize, write
 from compress.pipeline.job import Options, open_job
+from compress.pipeline.proving import proof_job
 from compress.pipeline.ready import check_modules, check_packages
 from compress.pipeline.resuming import open_journal
 from compress.pipeline.texts import calibration_windows, read_texts

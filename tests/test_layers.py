@@ -12,18 +12,18 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "compress"
 # From the bottom up: a room may import rooms of lower rows and itself, never a neighbour in its own row.
 ROWS = [
-    {"errors", "records", "scheme", "metrics", "progress", "divergence", "orphans", "durable", "power"},
+    {"errors", "records", "scheme", "metrics", "progress", "divergence", "orphans", "durable", "fingerprint", "power"},
     {"recipe", "model", "data", "journal", "output"},
     {"workspace"},
     {"formats"},
-    {"quantize", "runtime"},
+    {"quantize", "prune", "runtime"},
     {"verdict", "measure", "plan"},
     {"report", "starter"},
     {"pipeline"},
     {"cli"},
     {"__main__"},
 ]
-BASE = {"errors", "progress", "records", "scheme", "metrics", "durable"}  # nouns that may name each other
+BASE = {"errors", "progress", "records", "scheme", "metrics", "durable", "fingerprint"}  # may name each other
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 

@@ -19,6 +19,7 @@ from compress.cli.eval import evaluate
 from compress.cli.init import init
 from compress.cli.options import Json, Quiet, Verbose, finish
 from compress.cli.plan import plan
+from compress.cli.prune import prune
 from compress.cli.quantize import quantize
 from compress.cli.report import report
 from compress.cli.run import run
@@ -72,7 +73,7 @@ def doctor(json: Json = False, quiet: Quiet = False, verbose: Verbose = 0) -> No
 
 
 app.command("eval", epilog=EXIT_CODES)(evaluate)
-for function in (quantize, run, plan, bench, init, schema, report, compare, doctor):
+for function in (quantize, prune, run, plan, bench, init, schema, report, compare, doctor):
     app.command(epilog=EXIT_CODES)(function)
 
 

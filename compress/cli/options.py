@@ -37,7 +37,22 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run and copy the Python files of the model folder.")
 ]
 
-EVALUATION, BENCH = "Evaluation", "Benchmark"
+CALIBRATION, EVALUATION, BENCH = "Calibration", "Evaluation", "Benchmark"
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, hub id, or hub id@revision.")]
+Dequantize = Annotated[
+    bool, typer.Option("--dequantize", help="Start from the weights of a model that is quantized already.")
+]
+MaxShardSize = Annotated[str | None, typer.Option(metavar="SIZE", help="Largest weight file: 5GB.")]
+Calibration = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="default, a file, or a data set.", rich_help_panel=CALIBRATION)
+]
+Samples = Annotated[int | None, typer.Option(help="Windows of text.", rich_help_panel=CALIBRATION)]
+Length = Annotated[int | None, typer.Option(help="Tokens in each.", rich_help_panel=CALIBRATION)]
+BatchSize = Annotated[int | None, typer.Option(help="Windows on the device together.", rich_help_panel=CALIBRATION)]
+Evaluate = Annotated[
+    bool | None,
+    typer.Option("--evaluate/--no-evaluate", help="Compare with the original on held-out text.  [default: evaluate]"),
+]
 Evaluation = Annotated[
     str | None, typer.Option(metavar="TEXT", help="default, a file, or a data set.", rich_help_panel=EVALUATION)
 ]
@@ -53,6 +68,8 @@ Tasks = Annotated[
 TaskItems = Annotated[
     str | None, typer.Option(metavar="N", help="At most so many of each task.", rich_help_panel=EVALUATION)
 ]
+Bench = Annotated[bool | None, typer.Option("--bench/--no-bench", help="Measure latency and memory.  [default: bench]")]
+BenchBudget = Annotated[str | None, typer.Option(metavar="TIME", help="Measuring time: 60s.", rich_help_panel=BENCH)]
 Prompt = Annotated[
     str | None, typer.Option(metavar="N[,N...]", help="Tokens in the prompt; several are swept.", rich_help_panel=BENCH)
 ]
@@ -73,6 +90,9 @@ ReportFolder = Annotated[
     str | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the report.  [default: none is written]")
 ]
 Seed = Annotated[int | None, typer.Option(help="Start of every random number.")]
+
+_RUN = ("overwrite", "resume", "device", "memory", "trust_remote_code")
+_SHOWN = ("json", "quiet", "verbose")
 
 
 def finish(terminal: Terminal, command: Callable[[], Any]) -> None:
@@ -95,6 +115,29 @@ def parse_memory(text: str | None) -> int | None:
         return parse_size(text)
     except UsageError as error:
         raise UsageError(f"--memory: {error.message}", hint=error.hint) from error
+
+
+def finish_recipe(arguments: Mapping[str, Any], table: Literal["quantize", "prune"]) -> None:
+    """Runs the recipe that the arguments of a command stand for, and exits with its code.
+
+    Args:
+        arguments: {parameter of the command: value}: how to run and what to show, and else what the recipe says.
+        table: the command, by whose names of options the recipe is made.
+    """
+    terminal = Terminal(quiet=arguments["quiet"], verbose=arguments["verbose"] > 0, json=arguments["json"])
+    options = {
+        "MODEL" if name == "model" else f"--{name.replace('_', '-')}": None if value == [] else value
+        for name, value in arguments.items()
+        if name not in (*_RUN, *_SHOWN)
+    }
+    options |= {name: options[name] is not False for name in ("--evaluate", "--bench")}
+
+    def load() -> Any:
+        from compress.recipe.options import prune_from_options, recipe_from_options
+
+        return {"quantize": recipe_from_options, "prune": prune_from_options}[table](options)
+
+    finish(terminal, lambda: run_recipe(terminal, load, **{name: arguments[name] for name in _RUN}))
 
 
 def run_recipe(

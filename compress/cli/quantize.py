@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from compress.cli.options import (
-    BENCH,
     Batch,
+    BatchSize,
+    Bench,
+    BenchBudget,
+    Calibration,
+    Dequantize,
     Device,
+    Evaluate,
     Evaluation,
     EvaluationTokens,
     Gates,
     Json,
+    Length,
+    MaxShardSize,
     Memory,
+    ModelArgument,
     NewTokens,
     Overwrite,
     Precision,
     Prompt,
     Quiet,
     Resume,
+    Samples,
     Seed,
     TaskItems,
     Tasks,
     TrustRemoteCode,
     Verbose,
-    finish,
-    run_recipe,
+    finish_recipe,
 )
-from compress.cli.terminal import Terminal
 from compress.scheme import TARGETS
-
-_CALIBRATION = "Calibration"
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, hub id, or hub id@revision.")],
+    model: ModelArgument,
     target: Annotated[str, typer.Option("--target", "-t", help=f"One of {', '.join(TARGETS)}.")],
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="DIR", help="Default: ./<model name>-<target>.")
@@ -56,9 +61,7 @@ def quantize(
             "--symmetric/--asymmetric", help="Codes centred on zero, or a zero point per group.  [default: symmetric]"
         ),
     ] = None,
-    dequantize: Annotated[
-        bool, typer.Option("--dequantize", help="Start from the weights of a model that is quantized already.")
-    ] = False,
+    dequantize: Dequantize = False,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Layers to leave alone, as well as the protected ones.")
     ] = None,
@@ -90,31 +93,18 @@ def quantize(
             "--smooth/--no-smooth", help="Fold factors into norms, so that inputs round better.  [default: int8 only]"
         ),
     ] = None,
-    max_shard_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Largest weight file: 5GB.")] = None,
-    calibration: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="default, a file, or a data set.", rich_help_panel=_CALIBRATION)
-    ] = None,
-    samples: Annotated[int | None, typer.Option(help="Windows of text.", rich_help_panel=_CALIBRATION)] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens in each.", rich_help_panel=_CALIBRATION)] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Windows on the device together.", rich_help_panel=_CALIBRATION)
-    ] = None,
-    evaluate: Annotated[
-        bool | None,
-        typer.Option(
-            "--evaluate/--no-evaluate", help="Compare with the original on held-out text.  [default: evaluate]"
-        ),
-    ] = None,
+    max_shard_size: MaxShardSize = None,
+    calibration: Calibration = None,
+    samples: Samples = None,
+    length: Length = None,
+    batch_size: BatchSize = None,
+    evaluate: Evaluate = None,
     evaluation: Evaluation = None,
     evaluation_tokens: EvaluationTokens = None,
     task: Tasks = None,
     task_items: TaskItems = None,
-    bench: Annotated[
-        bool | None, typer.Option("--bench/--no-bench", help="Measure latency and memory.  [default: bench]")
-    ] = None,
-    bench_budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Measuring time: 60s.", rich_help_panel=BENCH)
-    ] = None,
+    bench: Bench = None,
+    bench_budget: BenchBudget = None,
     precision: Precision = None,
     prompt: Prompt = None,
     new_tokens: NewTokens = None,
@@ -131,57 +121,4 @@ def quantize(
     verbose: Verbose = 0,
 ) -> None:
     """Store the weights of a model in fewer bits, prove the result, measure it and judge it."""
-    terminal = Terminal(quiet=quiet, verbose=verbose > 0, json=json)
-    options: dict[str, Any] = {
-        "MODEL": model,
-        "--target": target,
-        "--output": output,
-        "--algorithm": algorithm,
-        "--format": format,
-        "--group-size": group_size,
-        "--symmetric": symmetric,
-        "--dequantize": dequantize or None,
-        "--skip": skip or None,
-        "--override": override or None,
-        "--damping": damping,
-        "--gptq": gptq or None,
-        "--max-fallback": max_fallback,
-        "--refine": refine,
-        "--smooth": smooth,
-        "--max-shard-size": max_shard_size,
-        "--calibration": calibration,
-        "--samples": samples,
-        "--length": length,
-        "--batch-size": batch_size,
-        "--evaluate": evaluate is not False,
-        "--evaluation": evaluation,
-        "--evaluation-tokens": evaluation_tokens,
-        "--task": task or None,
-        "--task-items": task_items,
-        "--bench": bench is not False,
-        "--bench-budget": bench_budget,
-        "--precision": precision,
-        "--prompt": prompt,
-        "--new-tokens": new_tokens,
-        "--batch": batch,
-        "--gate": gate or None,
-        "--seed": seed,
-    }
-
-    def load() -> Any:
-        from compress.recipe.options import recipe_from_options
-
-        return recipe_from_options(options)
-
-    finish(
-        terminal,
-        lambda: run_recipe(
-            terminal,
-            load,
-            overwrite=overwrite,
-            resume=resume,
-            device=device,
-            memory=memory,
-            trust_remote_code=trust_remote_code,
-        ),
-    )
+    finish_recipe(locals(), "quantize")

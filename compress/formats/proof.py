@@ -86,6 +86,9 @@ class ProofJob:
             the original's, see `stored_sha256`; exactly these may differ from the original's.
         by_block: prove one block at a time by the independent reader, as `proof_blocks` does; `logits` then holds what
             its `meant_outputs` gave.
+        config: config.json as planned; None where the original's holds but for quantization and cast.
+        names: {tensor name: its name in the original} of all tensors of a model that has lost some; None where all
+            are there, under their own names.
     """
 
     stage: Path
@@ -98,6 +101,8 @@ class ProofJob:
     source: Path | None = None
     replaced_sha256: Mapping[str, str] = field(default_factory=dict)
     by_block: bool = False
+    config: Mapping[str, Any] | None = None
+    names: Mapping[str, str] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What the worker reads."""
@@ -119,6 +124,8 @@ class ProofJob:
             "source": None if self.source is None else str(self.source),
             "replaced_sha256": dict(self.replaced_sha256),
             "by_block": self.by_block,
+            "config": None if self.config is None else dict(self.config),
+            "names": None if self.names is None else dict(self.names),
             "threads": _threads(),
             "parent": os.getpid(),
         }

@@ -67,13 +67,14 @@ def meant_outputs(
             return _dense(quantized(layer.name), layer)
         return cast_tensor(name, replaced[name] if name in replaced else source.read(name), cast)
 
-    return _walk(source, parts, windows, read)
+    return walk(source, parts, windows, read)
 
 
 def walk_checks(stage: Path, source: Path, outputs: Path, weight_sha256: Mapping[str, str], limit: float) -> Walked:
     """Weights and outputs of a folder, read layer by layer and computed block by block.
 
     Args:
+        source: whose config and anatomy the weights have; the folder itself where it is a pruned model.
         outputs: file of windows and of `meant_outputs` for them.
         weight_sha256: hashes of the dequantized float32 weights [out, in], by layer.
         limit: the largest difference of an output that is allowed, as a share of the outputs' range.
@@ -82,7 +83,7 @@ def walk_checks(stage: Path, source: Path, outputs: Path, weight_sha256: Mapping
     try:
         original = open_checkpoint(source)
         read = _FolderWeights(stage, original, weight_sha256)
-        found = _walk(original, read.anatomy, [ids for ids, _ in cases], read)
+        found = walk(original, read.anatomy, [ids for ids, _ in cases], read)
     except CompressError as error:
         return Walked((ProofCheck("loading", False, error.message),), None, 0, 0)
     compared = _compared([measured for _, measured in cases], found, limit)
@@ -120,15 +121,23 @@ class _FolderWeights:
 
 
 @torch.no_grad()
-def _walk(
-    source: Checkpoint, parts: Anatomy, windows: Sequence[torch.Tensor], read: Callable[[str], torch.Tensor]
+def walk(
+    source: Checkpoint,
+    parts: Anatomy,
+    windows: Sequence[torch.Tensor],
+    read: Callable[[str], torch.Tensor],
+    blocks: Sequence[int] | None = None,
 ) -> list[torch.Tensor]:
-    """Last hidden states, float32 [T, d], of a model with the source's config and the weights that `read` gives."""
+    """Last hidden states, float32 [T, d], of a model with the source's config and the weights that `read` gives.
+
+    Args:
+        blocks: those that the windows go through, in this order; None for all.
+    """
     model = BlockModel(source, parts, dtype=torch.float32, device="cpu", read=read)
     entered = [model.inputs(ids) for ids in windows]
     hidden = [states for states, _ in entered]
     model.drop_outside()
-    for index in range(len(model)):
+    for index in range(len(model)) if blocks is None else blocks:
         with model.block(index) as block:
             hidden = [
                 run_block(block, states, calls[index]) for states, (_, calls) in zip(hidden, entered, strict=True)

@@ -17,14 +17,19 @@ from compress.model.checkpoint import Checkpoint, open_checkpoint
 _LISTED = 10
 
 
-def check_original(stage: Path, source: Path, replaced: Mapping[str, str]) -> ProofCheck:
+def check_original(
+    stage: Path, source: Path, replaced: Mapping[str, str], names: Mapping[str, str] | None = None
+) -> ProofCheck:
     """Tensors with a name of the original's, other than quantized weights, against the original.
 
     A tensor may be left out if it is the second name of another one, and its equal.
 
     Args:
         replaced: {tensor name: hash of its bytes} of those that must be other than the original's.
+        names: {tensor name: its name in the original} of a model that has lost tensors; None for one that has not.
     """
+    if names is not None:
+        return _check_remaining(stage, source, replaced, names)
     try:
         result, original = open_checkpoint(stage), open_checkpoint(source)
         if result.is_gguf:
@@ -46,6 +51,29 @@ def check_original(stage: Path, source: Path, replaced: Mapping[str, str]) -> Pr
             faults.append(f"{name} differs from what was to replace the original's")
     good = f"{len(kept)} tensors equal the original's"
     return check_of("original", faults, good + (f", {len(replaced)} what replaced them" if replaced else ""))
+
+
+def _check_remaining(stage: Path, source: Path, replaced: Mapping[str, str], names: Mapping[str, str]) -> ProofCheck:
+    """Every tensor of a folder whose tensors have other names in the original; which there are is for the plan."""
+    try:
+        result, original = open_checkpoint(stage), open_checkpoint(source)
+    except CompressError as error:
+        return ProofCheck("original", False, error.message)
+    kept, faults = 0, [f"{name} is not in the folder" for name in replaced if name not in result.tensors]
+    for name in result.tensors:
+        before = names.get(name)
+        if name in replaced:
+            if stored_sha256(result.read(name)) != replaced[name]:
+                faults.append(f"{name} differs from what was to be left of the original's {before}")
+        elif before not in original.tensors or not _equal(result.read(name), original.read(str(before))):
+            faults.append(f"{name} differs from the original's {before}")
+        else:
+            kept += 1
+    return check_of("original", faults, f"{kept} tensors equal the original's, {len(replaced)} what was left of theirs")
+
+
+def _equal(found: torch.Tensor, original: torch.Tensor) -> bool:
+    return found.dtype == original.dtype and found.shape == original.shape and _same(found, original)
 
 
 def _is_copy(name: str, original: Checkpoint, kept: Sequence[str]) -> bool:

@@ -4,9 +4,10 @@ The checks, in this order; a folder that fails one of the first five is not look
 
     files        every planned tensor is there with its dtype and shape, and nothing else
     original     tensors that were not quantized equal the original's, replaced ones what was planned
-    config       config.json equals the original's, but for quantization and cast
+    config       config.json equals the planned one, or the original's but for quantization and cast
     side files   tokenizer and the like equal the original's, byte by byte, and there is no other one
     loading      the loader finds every weight that it expects and no other
+    shapes       the parameters of the loaded model have the planned shapes (dense folders)
     outputs      finite, and equal to those of the measured model up to rounding
     weights      dequantized weights equal ours, bit for bit
     cache        greedy decoding with and without cache agrees (decoders)
@@ -58,6 +59,8 @@ DIFFERENCE_LIMIT = 1e-3
 """Largest difference of an output, and largest gap that passes for a tie, as shares of the outputs' range."""
 NEW_TOKENS = 16
 _ROWS = 16
+_OLD_NAMES = {"gamma": "weight", "beta": "bias"}
+"""What the first BERT models called the parameters of their norms."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +108,18 @@ def run(job: Mapping[str, Any]) -> ProofRecord:
     checks = [check_files(stage, job["planned"])]
     if checks[-1].passed and job["source"] is not None:
         source = Path(job["source"])
-        checks.append(check_original(stage, source, job["replaced_sha256"]))
-        checks.append(check_config(stage, source))
+        checks.append(check_original(stage, source, job["replaced_sha256"], job["names"]))
+        checks.append(check_config(stage, source, job["config"]))
         checks.append(check_side_files(stage, source, trust_remote_code=job["trust_remote_code"]))
     if not all(check.passed for check in checks):
         return ProofRecord(method, tuple(checks), None, None, 0, 0)
     if job["by_block"]:
         walked = proof_blocks.walk_checks(
-            stage, Path(job["source"]), Path(job["logits"]), job["weight_sha256"], DIFFERENCE_LIMIT
+            stage,
+            Path(job["source"]) if job["names"] is None else stage,
+            Path(job["logits"]),
+            job["weight_sha256"],
+            DIFFERENCE_LIMIT,
         )
         checks += walked.checks
         return ProofRecord(method, tuple(checks), None, walked.difference, walked.windows, walked.tokens)
@@ -122,6 +129,10 @@ def run(job: Mapping[str, Any]) -> ProofRecord:
         checks.append(ProofCheck("loading", False, error.message))
         return ProofRecord(method, tuple(checks), None, None, 0, 0)
     checks.append(ProofCheck("loading", True, f"{type(model).__name__}, no weight missing or left over"))
+    if stock and not open_checkpoint(stage).is_quantized:
+        checks.append(check_shapes(model, job["planned"], every=job["names"] is not None))
+        if not checks[-1].passed:
+            return ProofRecord(method, tuple(checks), None, None, 0, 0)
     decoder = job["kind"] == "decoder"
     outputs = compare_outputs(model, Path(job["logits"]), job["kind"])
     checks.append(check_outputs(outputs))
@@ -186,20 +197,24 @@ def check_files(stage: Path, planned: list[dict[str, Any]]) -> ProofCheck:
     return check_of("files", faults, f"{count} tensors in {len(planned)} files, as planned")
 
 
-def check_config(stage: Path, source: Path) -> ProofCheck:
-    """config.json against the original's. A plain folder is a cast, whose dtype its tensors tell."""
+def check_config(stage: Path, source: Path, planned: Mapping[str, Any] | None = None) -> ProofCheck:
+    """config.json against the planned one, or the original's; a plain folder is a cast then, whose dtype its tensors
+    tell."""
     try:
         result, original = open_checkpoint(stage), open_checkpoint(source)
     except CompressError as error:
         return ProofCheck("config", False, error.message)
     cast = None if result.is_quantized else _cast(result)
     expected = original.config if cast is None else cast_config(original.config, cast)
+    if planned is not None:
+        expected = planned
     faults = [
         f"{key}: found {_json(result.config, key)}, expected {_json(expected, key)}"
         for key in sorted((result.config.keys() | expected.keys()) - {"quantization_config"})
         if _json(result.config, key) != _json(expected, key)
     ]
-    return check_of("config", faults, "config.json equals the original's, but for quantization and cast")
+    good = "the original's, but for quantization and cast" if planned is None else "the planned one"
+    return check_of("config", faults, f"config.json equals {good}")
 
 
 def check_side_files(stage: Path, source: Path, *, trust_remote_code: bool) -> ProofCheck:
@@ -207,7 +222,8 @@ def check_side_files(stage: Path, source: Path, *, trust_remote_code: bool) -> P
     wanted = {path.as_posix() for path in side_files(source, trust_remote_code=trust_remote_code)}
     # Code that was not trusted must not be there either.
     found = {path.as_posix() for path in side_files(stage, trust_remote_code=True)}
-    faults = [f"{name}: the original has no such file" for name in sorted(found - wanted - {CARD})]
+    renamed = {SOURCE_CARD} if CARD in wanted else set()
+    faults = [f"{name}: the original has no such file" for name in sorted(found - wanted - renamed - {CARD})]
     for name in sorted(wanted):
         target = SOURCE_CARD if name == CARD else name
         if not (stage / target).is_file():
@@ -275,6 +291,28 @@ def check_weights(model: PreTrainedModel, weight_sha256: Mapping[str, str], stag
         elif _sha256(weight.T if isinstance(module, Conv1D) else weight) != expected:
             faults.append(f"{name}: the weight differs from ours")
     return check_of("weights", faults, f"{len(weight_sha256)} weights equal ours, bit for bit")
+
+
+def check_shapes(model: PreTrainedModel, planned: list[dict[str, Any]], *, every: bool) -> ProofCheck:
+    """Parameters of the loaded model against the plan: one that loads with other shapes is another model.
+
+    Args:
+        every: no parameter may be without a planned tensor; stock classes of experts have some that several make up.
+    """
+    find, parameters = module_finder(model), dict(model.named_parameters())
+    wanted: dict[str, list[int]] = {}
+    for name, (_, shape) in (item for shard in planned for item in shard["tensors"].items()):
+        module, _, last = name.rpartition(".")
+        wanted[f"{find(module) or module}.{_OLD_NAMES.get(last, last)}"] = shape
+    faults = [
+        f"{name}: planned {wanted[name]}, the loaded model has {list(parameter.shape)}"
+        for name, parameter in parameters.items()
+        if name in wanted and list(parameter.shape) != wanted[name]
+    ]
+    lacking = [name for name in parameters if name not in wanted and not name.startswith("pooler.")] if every else []
+    faults += [f"{name}: the loaded model has it, the plan has not" for name in lacking]
+    alike = len(parameters.keys() & wanted.keys())
+    return check_of("shapes", faults, f"{alike} parameters of the loaded model have the planned shapes")
 
 
 def check_cache(model: PreTrainedModel, ids: torch.Tensor, span: float) -> ProofCheck:

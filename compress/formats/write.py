@@ -93,27 +93,41 @@ def write_checkpoint(
         tensors = {name: info for name, info in source.tensors.items() if name not in left_out}
         planned = stored_tensors(format_name, tensors, layers, schemes, cast=cast)
         stage.mkdir(parents=True, exist_ok=True)
-        written = _write_shards(stage, shard_layout(planned, max_shard_size), pieces, progress)
-    side_files = copy_side_files(source.folder, stage, trust_remote_code=trust_remote_code)
-    for name in side_files:
-        _sync(stage / name)
-    written += side_files
+        written = write_shards(stage, shard_layout(planned, max_shard_size), pieces.of, progress)
+    written += write_side_files(source.folder, stage, trust_remote_code=trust_remote_code)
     config = _config(source, format_name, layers, schemes, cast, trust_remote_code=trust_remote_code)
-    written += _write_config(stage, config, in_order=list(source.config) == sorted(source.config))
+    written += write_config(stage, config, in_order=list(source.config) == sorted(source.config))
     return tuple(sorted(written))
 
 
-def _write_shards(stage: Path, shards: Sequence[Shard], pieces: _Pieces, progress: Progress) -> list[str]:
-    """Weight files of safetensors, and their index where there are several."""
+def write_shards(
+    stage: Path,
+    shards: Sequence[Shard],
+    tensors_of: Callable[[Shard, Advance], Iterable[tuple[str, torch.Tensor]]],
+    progress: Progress,
+) -> list[str]:
+    """Weight files of safetensors, and their index where there are several; returns their names.
+
+    Args:
+        tensors_of: gives all tensors of a file by their names, and advances by the bytes of each.
+    """
     written = []
     with progress.phase("write weights", sum(shard.data_bytes for shard in shards)) as advance:
         for shard in shards:
-            write_shard(stage, shard, pieces.of(shard, advance))
+            write_shard(stage, shard, tensors_of(shard, advance))
             written.append(shard.file)
     if len(shards) > 1:
         write_bytes(stage / INDEX_FILE, _dump(_index(shards), sort=True).encode())
         written.append(INDEX_FILE)
     return written
+
+
+def write_side_files(source: Path, stage: Path, *, trust_remote_code: bool) -> list[str]:
+    """Copies the side files of a folder, each synced to the disk; returns their names in `stage`."""
+    names = copy_side_files(source, stage, trust_remote_code=trust_remote_code)
+    for name in names:
+        _sync(stage / name)
+    return names
 
 
 def _write_gguf(
@@ -338,8 +352,11 @@ def _config(
     return config
 
 
-def _write_config(stage: Path, config: Mapping[str, Any], *, in_order: bool) -> list[str]:
-    """Writes config.json, sorted if the source's was, and gptq's own file, which repeats a part of it."""
+def write_config(stage: Path, config: Mapping[str, Any], *, in_order: bool) -> list[str]:
+    """Writes config.json, sorted if the source's was, and gptq's own file, which repeats a part of it.
+
+    Returns the names of the files.
+    """
     files = [CONFIG_FILE]
     block = config.get("quantization_config") or {}
     if block.get("quant_method") == "gptq":

@@ -14,14 +14,16 @@ def size_measurements(
     *,
     original_parameters: int,
     result_parameters: int,
+    kv_bytes: tuple[int, int] | None = None,
     quantized_bytes: int = 0,
     quantized_parameters: int = 0,
 ) -> list[Measurement]:
-    """Size, size ratio, parameters and bits per weight.
+    """Size, size ratio, parameters, bytes of the cache and bits per weight.
 
     Args:
         original, result: counted are the weight files that a loader reads, headers included.
         original_parameters, result_parameters: weights each model computes with; a tied tensor counts once.
+        kv_bytes: of original and result, for each token; None for models without a cache.
         quantized_bytes: stored bytes of everything that makes up the quantized weights of the result (codes,
             scales, zero points, indices), without what stayed in floating point.
         quantized_parameters: weights of those layers, out x in each; 0 when nothing was quantized.
@@ -36,6 +38,10 @@ def size_measurements(
         Measurement("parameters", "original", float(original_parameters)),
         Measurement("parameters", "result", float(result_parameters)),
         bits_per_weight(quantized_bytes, quantized_parameters),
+        *(
+            Measurement("kv_bytes", subject, float(found))
+            for subject, found in zip(("original", "result"), kv_bytes or (), strict=False)
+        ),
     ]
 
 

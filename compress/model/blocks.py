@@ -37,7 +37,7 @@ class Call:
     kwargs: dict[str, Any]
 
 
-class _Recorder(nn.Module):
+class Recorder(nn.Module):
     """Stands in for a block: notes how it is called and hands its input on unchanged.
 
     What a block is called with (masks, rotary embeddings) depends on the input's length and the block's index
@@ -147,8 +147,8 @@ class BlockModel:
         if not self._outside:
             self._load_outside_blocks()
         returns_tuple = self._anatomy.architecture.tuples
-        recorders = [_Recorder(block, returns_tuple=returns_tuple) for block in self._blocks]
-        with _replaced(self._blocks, recorders):
+        recorders = [Recorder(block, returns_tuple=returns_tuple) for block in self._blocks]
+        with replaced(self._blocks, recorders):
             self._base(input_ids=ids.unsqueeze(0).to(self._device), use_cache=False)
         hidden = recorders[0].hidden
         calls = [recorder.call for recorder in recorders if recorder.call is not None]
@@ -162,9 +162,9 @@ class BlockModel:
         if not self._outside:
             self._load_outside_blocks()
         returns_tuple = self._anatomy.architecture.tuples
-        recorders = [_Recorder(block, returns_tuple=returns_tuple) for block in self._blocks]
+        recorders = [Recorder(block, returns_tuple=returns_tuple) for block in self._blocks]
         recorders[-1].register_forward_hook(lambda *_call: (hidden,) if returns_tuple else hidden)
-        with _replaced(self._blocks, recorders):
+        with replaced(self._blocks, recorders):
             output = self._base(input_ids=ids.unsqueeze(0).to(self._device), use_cache=False)
         result: torch.Tensor = output.last_hidden_state
         return result
@@ -220,7 +220,8 @@ def _block_list(base: nn.Module, anatomy: Anatomy) -> nn.ModuleList:
 
 
 @contextmanager
-def _replaced(blocks: nn.ModuleList, others: Sequence[nn.Module]) -> Iterator[None]:
+def replaced(blocks: nn.ModuleList, others: Sequence[nn.Module]) -> Iterator[None]:
+    """Other modules in the places of some blocks, in order, for a while."""
     originals = list(blocks)
     for index, other in enumerate(others):
         blocks[index] = other

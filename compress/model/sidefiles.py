@@ -72,6 +72,7 @@ def wanted(name: str, *, trust_remote_code: bool = False) -> bool:
 def side_files(folder: Path, *, trust_remote_code: bool = False) -> list[Path]:
     """The side files of a model folder, relative to it and sorted.
 
+    A card under the name that this tool gives it counts where there is no other: between two steps of a run.
     Links count only when what they point to lies in the folder too (or, for a snapshot in the hub's cache,
     among the blobs of the same repository, which is where that cache keeps every file).
     """
@@ -83,7 +84,9 @@ def side_files(folder: Path, *, trust_remote_code: bool = False) -> list[Path]:
     found = []
     for path in candidates:
         relative = path.relative_to(folder)
-        if wanted(relative.as_posix(), trust_remote_code=trust_remote_code) and _is_inside(path, roots):
+        name = relative.as_posix()
+        renamed = name == SOURCE_CARD and not (folder / CARD).exists()
+        if (renamed or wanted(name, trust_remote_code=trust_remote_code)) and _is_inside(path, roots):
             found.append(relative)
     return sorted(found)
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compress.durable import write_bytes, write_tensors
+from compress.durable import write_bytes
 from compress.errors import UsageError
 from compress.formats.bitsandbytes_layout import cpu_note
 from compress.formats.quantized_source import method_of, quantization
 from compress.journal import Journal
 from compress.model.anatomy import is_weight
+from compress.model.cache import kv_bytes
 from compress.model.checkpoint import Checkpoint, open_checkpoint
 from compress.model.dtypes import dtype_note
 from compress.output import PROVENANCE, Workspace
 from compress.pipeline.answers import Answers
 from compress.pipeline.job import Job
+from compress.pipeline.proving import block_proof_job, proof_job
 from compress.pipeline.reporting import bare_report, model_part
-from compress.pipeline.texts import capped
 from compress.plan.found import class_note, found_note, unmeasured_note
 from compress.plan.planning import Plan
 from compress.recipe.quantize import Quantize
@@ -30,11 +30,8 @@ from compress.scheme import TARGETS
 
 if TYPE_CHECKING:
     from compress.data.windows import Windows
-    from compress.formats.proof import ProofJob, ProofRecord
+    from compress.formats.proof import ProofRecord
     from compress.quantize.layer import LayerPlan
-
-BLOCK_PROOF_WINDOWS, BLOCK_PROOF_LENGTH = 2, 16  # the same where one block at a time is in memory
-PROOF_WINDOWS, PROOF_LENGTH = 4, 128  # what the fresh process recomputes: enough to see any wrong tensor
 
 
 def finish(
@@ -216,99 +213,10 @@ def _left_alone(plan: Plan) -> list[LayerRecord]:
     return records
 
 
-def proof_job(job: Job, workspace: Workspace, step: StepRecord, evaluation: Windows | None) -> ProofJob:
-    """What the staged folder is to be compared with; what will be measured answers a few windows for it."""
-    logits = workspace.partial / "logits.safetensors"
-    _write_logits(job, workspace.stage, evaluation, logits)
-    return _proof_of(job, workspace, step, logits)
-
-
-def block_proof_job(
-    job: Job, workspace: Workspace, journal: Journal, step: StepRecord, evaluation: Windows | None
-) -> ProofJob:
-    """As `proof_job`, of a model that memory does not hold: what the journal holds answers, block by block."""
-    from compress.formats.proof_blocks import meant_outputs
-
-    plan = job.plan
-    outputs = workspace.partial / "outputs.safetensors"
-    windows = [ids[:BLOCK_PROOF_LENGTH] for ids in _proof_ids(job, evaluation)[:BLOCK_PROOF_WINDOWS]]
-    found = meant_outputs(
-        job.checkpoint,
-        plan.anatomy,
-        windows,
-        layers=[planned.layer for planned in plan.quantized],
-        quantized=journal.load,
-        replaced=journal.replaced(),
-        cast=plan.cast,
-    )
-    tensors = {f"window.{index}": ids.contiguous() for index, ids in enumerate(windows)}
-    write_tensors(outputs, tensors | {f"logits.{index}": states.contiguous() for index, states in enumerate(found)})
-    return replace(_proof_of(job, workspace, step, outputs), by_block=True)
-
-
-def _proof_of(job: Job, workspace: Workspace, step: StepRecord, logits: Path) -> ProofJob:
-    from compress.formats.proof import ProofJob, loader_of
-
-    plan = job.plan
-    return ProofJob(
-        workspace.stage,
-        planned=plan.shards,
-        weight_sha256={layer.name: layer.sha256 for layer in step.layers if layer.sha256 is not None},
-        logits=logits,
-        kind=plan.anatomy.kind,
-        loader=loader_of(plan.format_name, plan.schemes.values()),
-        trust_remote_code=job.options.trust_remote_code,
-        source=job.checkpoint.folder,
-        replaced_sha256=step.replaced,
-    )
-
-
-def _proof_ids(job: Job, evaluation: Windows | None) -> list[Any]:
-    """A few fixed windows: of the evaluation text, or of random tokens where there is none."""
-    import torch
-
-    from compress.model.load import vocabulary
-
-    if evaluation is not None:
-        return [ids[:PROOF_LENGTH] for ids in evaluation.ids[:PROOF_WINDOWS]]
-    generator = torch.Generator().manual_seed(job.recipe.seed)
-    length = capped(job.checkpoint.positions, PROOF_LENGTH, job.progress)
-    ids = vocabulary(job.checkpoint, trust_remote_code=job.options.trust_remote_code)
-    return [torch.randint(ids, (length,), generator=generator) for _ in range(PROOF_WINDOWS)]
-
-
-def _write_logits(job: Job, folder: Path, evaluation: Windows | None, target: Path) -> None:
-    """Outputs of the model that will be measured: logits [T, V], or an encoder's last hidden states [T, d]."""
-    import torch
-
-    from compress.formats import proof_inputs
-    from compress.model.inputs import random_inputs
-    from compress.runtime.load import load_reference
-
-    trusted = job.options.trust_remote_code
-    model = load_reference(folder, dtype=torch.float32, device="cpu", trust_remote_code=trusted)
-    if job.plan.anatomy.kind == "other":
-        made = random_inputs(type(model), model.config, job.recipe.seed, PROOF_WINDOWS)
-        with torch.inference_mode():
-            cases = [(inputs, proof_inputs.outputs(model, inputs, "other")) for inputs in made]
-        write_tensors(target, proof_inputs.named_tensors(cases))
-        return
-    tensors = {}
-    with torch.inference_mode():
-        for index, ids in enumerate(_proof_ids(job, evaluation)):
-            if job.plan.anatomy.kind == "decoder":
-                output = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
-            else:
-                output = model.base_model(input_ids=ids.unsqueeze(0)).last_hidden_state[0]
-            tensors[f"window.{index}"] = ids.contiguous()
-            tensors[f"logits.{index}"] = output.contiguous().clone()
-    write_tensors(target, tensors)
-
-
 def describe(
     job: Job,
     workspace: Workspace,
-    step: StepRecord,
+    steps: Sequence[StepRecord],
     proof: ProofRecord,
     answers: Answers,
     held_out: Windows | None,
@@ -321,7 +229,7 @@ def describe(
     original_card = stage / "README.original.md"
     source_card = original_card.read_text(encoding="utf-8", errors="replace") if original_card.is_file() else None
     card = model_card(
-        bare_report(job, step, proof, measurements, answers.tasks, held_out),
+        bare_report(job, steps, proof, measurements, answers.tasks, held_out),
         format_name=plan.format_name,
         target=plan.target.name,
         kind=plan.anatomy.kind,
@@ -333,8 +241,8 @@ def describe(
     content = provenance(
         stage=stage,
         recipe=plan.recipe.model_dump(mode="json"),
-        model=model_part(job.checkpoint, job.recipe.model).model_dump(),
-        steps=[step],
+        model=model_part(plan.original, job.recipe.model).model_dump(),
+        steps=steps,
         threads=torch.get_num_threads(),
         compute_dtype=job.compute_dtype,
     )
@@ -342,15 +250,24 @@ def describe(
 
 
 def sizes(job: Job, result: Checkpoint) -> list[Measurement]:
-    """Bytes, parameters and bits per weight of original and result."""
+    """Bytes, parameters, bits per weight and cache of original and result."""
     from compress.measure.size import size_measurements
 
     plan = job.plan
     return size_measurements(
-        job.checkpoint,
+        plan.original,
         result,
-        original_parameters=plan.parameters,
+        original_parameters=plan.original_parameters,
         result_parameters=plan.parameters,
+        kv_bytes=_kv_bytes(plan),
         quantized_bytes=plan.quantized_bytes,
         quantized_parameters=plan.quantized_parameters,
     )
+
+
+def _kv_bytes(plan: Plan) -> tuple[int, int] | None:
+    """Bytes of the cache for each token, of original and result."""
+    cast = {"float16": "F16", "bfloat16": "BF16"}.get(plan.cast or "")
+    before = kv_bytes(plan.anatomy if plan.pruned is None else plan.pruned.anatomy)
+    after = kv_bytes(plan.anatomy, cast)
+    return None if before is None or after is None else (before, after)

@@ -12,6 +12,8 @@ from compress.plan.estimate import estimate
 from compress.plan.machine import Machine
 from compress.plan.memory import (
     compute_dtype,
+    gradients_fit,
+    gradients_needed,
     measuring_bytes,
     proof_and_quantize_bytes,
     states_fit,
@@ -52,6 +54,7 @@ class Job:
         one_pass: memory holds all calibration windows stopped in the middle of a block; the result is the same without.
         spill: it does not even hold them in front of a block; they wait on the disk.
         whole: it holds the result as a dense model, which is proved whole then, and block by block otherwise.
+        gradients: it holds the model that is pruned with its gradients.
     """
 
     plan: Plan
@@ -62,6 +65,7 @@ class Job:
     one_pass: bool
     spill: bool
     whole: bool
+    gradients: bool
     progress: Progress
 
     @property
@@ -84,11 +88,18 @@ def check_resources(plan: Plan, here: Machine, memory: int | None = None) -> Non
     """
     limited = here.limited(memory)
     guess = estimate(plan, limited)
-    dense = plan.checkpoint.weight_bytes if plan.checkpoint.quantized is not None else 0
+    dense = plan.original.weight_bytes if plan.original.quantized is not None else 0
     check_space(plan.output, guess.disk_bytes + dense)
-    whole = measuring_bytes(plan)
+    whole, gradients = measuring_bytes(plan), gradients_needed(plan)
+    allowed = "are free" if limited == here else "are allowed by --memory"
+    if gradients > limited.memory_available:
+        raise MissingResourceError(
+            f"a search, the importance taylor and the choice of layers work on the whole model, which needs about "
+            f"{gradients / 1e9:.1f} GB of memory, {limited.memory_available / 1e9:.1f} GB {allowed}.",
+            hint="A shorter --length needs less. Without the whole model, --importance activation and magnitude choose "
+            "layers, and obs heads and channels.",
+        )
     if whole > limited.memory_available:
-        allowed = "are free" if limited == here else "are allowed by --memory"
         raise MissingResourceError(
             f"comparing and timing whole models needs about {whole / 1e9:.1f} GB of memory, "
             f"{limited.memory_available / 1e9:.1f} GB {allowed}.",
@@ -107,8 +118,7 @@ def open_job(plan: Plan, options: Options, here: Machine, progress: Progress) ->
     """Downloads a hub model's weights and settles device and dtype."""
     import torch
 
-    checkpoint = plan.checkpoint
-    if not checkpoint.has_weights:
+    if not plan.original.has_weights:
         plan = make_plan(plan.recipe, resolve(plan.recipe.model, weights=True))
     device = chosen_device(options.device)
     limited = here.limited(options.memory)
@@ -125,6 +135,7 @@ def open_job(plan: Plan, options: Options, here: Machine, progress: Progress) ->
         one_pass=stops_fit(plan, here),
         spill=not states_fit(plan, here),
         whole=whole_fits(plan, limited),
+        gradients=gradients_fit(plan, here),
         progress=progress,
     )
 
@@ -136,13 +147,16 @@ def on_dense_weights(job: Job, folder: Path) -> Job:
         UsageError: the model's tensors contradict its configuration.
         MissingResourceError: the disk is full.
     """
-    source = job.checkpoint.quantized
+    source = job.plan.original.quantized
     if source is None:
         return job
     from compress.formats.dequantize import write_dense
 
     trusted = job.options.trust_remote_code
     dense = write_dense(source, folder, trust_remote_code=trusted, progress=job.progress)
+    pruned = job.plan.pruned
+    if pruned is not None:
+        return replace(job, plan=replace(job.plan, pruned=replace(pruned, source=dense)))
     return replace(job, plan=replace(job.plan, checkpoint=dense))
 
 

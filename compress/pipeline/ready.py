@@ -19,9 +19,15 @@ def check_packages(plan: Plan) -> None:
 
 
 def check_model(job: Job) -> None:
-    """Raises UsageError unless config, weights and class belong together and the class can hold what is planned."""
+    """Raises UsageError unless config, weights and class belong together and the class can hold what is planned.
+
+    Of a model that is to be pruned first it is called before, and again for what came of it.
+    """
     from compress.model.fit import check_fit
 
+    if not job.checkpoint.has_weights:
+        check_fit(job.plan.original, trust_remote_code=job.options.trust_remote_code)
+        return
     parts = job.plan.anatomy
     found = job.plan.quantized if parts.by_name else ()
     packs = job.plan.format_name == "compressed-tensors"

@@ -29,6 +29,7 @@ from compress.verdict import judge
 if TYPE_CHECKING:
     from compress.data.windows import Windows
     from compress.formats.proof import ProofRecord
+    from compress.pipeline.steps import Done
 
 
 def model_part(checkpoint: Checkpoint, source: str) -> ModelPart:
@@ -43,7 +44,7 @@ def model_part(checkpoint: Checkpoint, source: str) -> ModelPart:
 
 def bare_report(
     job: Job,
-    step: StepRecord,
+    steps: Sequence[StepRecord],
     proof: ProofRecord,
     measurements: Sequence[Measurement],
     tasks: Sequence[TaskRecord],
@@ -54,10 +55,10 @@ def bare_report(
         verdict=judge([], []),
         measurements=measurements,
         tasks=tasks,
-        steps=[step],
+        steps=steps,
         proof=asdict(proof),
         inputs=Inputs(
-            model=model_part(job.checkpoint, job.recipe.model),
+            model=model_part(job.plan.original, job.recipe.model),
             # The card is published: what a text is called there, not where it lies here.
             evaluation=None if held_out is None else held_out.facts() | {"source": Path(held_out.source).name},
         ),
@@ -67,22 +68,13 @@ def bare_report(
     )
 
 
-def run_report(
-    job: Job,
-    *,
-    steps: Sequence[StepRecord],
-    proof: ProofRecord,
-    texts: Mapping[str, Windows | None],
-    measured: Measured,
-    resumed_after: str | None,
-) -> Report:
+def run_report(done: Done, *, texts: Mapping[str, Windows | None], measured: Measured) -> Report:
     """The report of a whole run.
 
     Args:
         texts: the "calibration" and "evaluation" windows, None where there are none.
-        resumed_after: the last block that an interrupted run had finished; None for a straight run.
     """
-    plan = job.plan
+    job, plan = done.job, done.job.plan
     engines = saved_serving(plan, plan.output)
     how = loading(
         plan.format_name,
@@ -99,16 +91,16 @@ def run_report(
         verdict=judge(job.recipe.gates, measured.measurements, measured.noise, unfinished=measured.unfinished),
         measurements=measured.measurements,
         tasks=measured.tasks,
-        steps=steps,
-        proof=asdict(proof),
-        inputs=Inputs(model=model_part(job.checkpoint, job.recipe.model), **facts),
+        steps=done.records,
+        proof=asdict(done.proof),
+        inputs=Inputs(model=model_part(plan.original, job.recipe.model), **facts),
         output=str(plan.output),
         format_name=plan.format_name,
         recipe=plan.recipe.model_dump(mode="json"),
         serving=engines,
         environment=_environment(measured)
         | {"compute_dtype": job.compute_dtype}
-        | ({} if resumed_after is None else {"resumed_after": resumed_after}),
+        | ({} if done.resumed_after is None else {"resumed_after": done.resumed_after}),
         reproduce=Reproduce(command=job.options.command, load=how.transformers),
         created=_now(),
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress import __version__
@@ -25,9 +28,19 @@ def open_journal(job: Job, workspace: Workspace, windows: Windows | None) -> Jou
     Raises:
         MismatchError: with `--resume`: the interrupted run would have had another result.
     """
+    return _opened(job, workspace.partial, fingerprint(job, windows))
+
+
+def open_pruning_journal(job: Job, workspace: Workspace, windows: Windows | None) -> Journal:
+    """As `open_journal`, of the step `prune`."""
+    workspace.pruning.mkdir(exist_ok=True)
+    return _opened(job, workspace.pruning, pruning_fingerprint(job, windows))
+
+
+def _opened(job: Job, folder: Path, depends_on: Mapping[str, Any]) -> Journal:
     if not job.options.resume:
-        return Journal.start(workspace.partial, fingerprint(job, windows))
-    journal = Journal.reopen(workspace.partial, fingerprint(job, windows))
+        return Journal.start(folder, depends_on)
+    journal = Journal.reopen(folder, depends_on)
     if journal.lost:
         job.progress.say(f"{counted(journal.lost)} are damaged or lack their state: they are computed again.")
     if journal.parts:
@@ -37,12 +50,30 @@ def open_journal(job: Job, workspace: Workspace, windows: Windows | None) -> Jou
 
 def fingerprint(job: Job, windows: Windows | None) -> dict[str, Any]:
     """Everything that the quantized weights depend on, under names that a user can act on."""
-    import torch
-
     left_out = _AFTERWARDS | {"calibration": {"batch_size"}, "steps": {"__all__": {"quantize": _LATER}}}
     recipe = job.recipe.model_dump(mode="json", exclude=left_out)
-    return recipe | {
-        "model.sha256": job.checkpoint.content_hash,
+    return recipe | {"model.sha256": job.checkpoint.content_hash} | _circumstances(job, windows)
+
+
+def pruning_fingerprint(job: Job, windows: Windows | None) -> dict[str, Any]:
+    """Everything that the pruned weights depend on. How they are quantized later may change before `--resume`."""
+    planned = job.plan.pruned
+    assert planned is not None
+    left_out = _AFTERWARDS | {"calibration": {"batch_size"}, "steps": True}
+    depends_on = job.recipe.model_dump(mode="json", exclude=left_out) | {
+        "prune": planned.step.model_dump(mode="json", include={"importance", "compensate"}),
+        "prune.shapes": [asdict(shape) for shape in planned.candidates],
+        "prune.gradients": job.gradients,
+        "model.sha256": planned.source.content_hash,
+    }
+    return depends_on | _circumstances(job, windows)
+
+
+def _circumstances(job: Job, windows: Windows | None) -> dict[str, Any]:
+    """What no recipe says: text, versions, and the machine's arithmetic."""
+    import torch
+
+    return {
         "calibration.windows.sha256": None if windows is None else windows.sha256,
         "versions": {"compress": __version__, "python": platform.python_version()}
         | {name: version_of(name) for name in ("torch", "transformers", "numpy", "scipy")},

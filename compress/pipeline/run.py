@@ -1,4 +1,4 @@
-"""plan -> texts -> quantize -> write -> prove -> compare -> publish -> time -> judge -> report.
+"""plan -> texts -> prune -> quantize -> write -> prove -> compare -> publish -> time -> judge -> report.
 
 Everything that can be refused is refused before a weight is loaded. Nothing gets the output's name before it is
 proved and its answers are compared with the original's; whatever happens while it is timed, its report is written.
@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.errors import BrokenResultError, UsageError
+from compress.errors import BrokenResultError
 from compress.model.checkpoint import Checkpoint
 from compress.model.finite import check_finite
 from compress.model.hub import resolve
 from compress.output import REPORT_FOLDER, check_output
-from compress.pipeline.fallback import check_fallback
 from compress.pipeline.job import Job, Options, check_resources, on_dense_weights, open_job
 from compress.pipeline.pair import Pair
 from compress.pipeline.ready import check_model, check_packages
@@ -66,10 +65,10 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
     with opened(plan.output, source, overwrite=options.overwrite, resume=options.resume, say=progress.say) as workspace:
         from compress.model.checkpoint import open_checkpoint
         from compress.pipeline.answers import check_tasks, compare_answers
-        from compress.pipeline.build import describe, finish, quantize, quantize_step, sizes
+        from compress.pipeline.build import describe, sizes
         from compress.pipeline.measured import Measured, measured
         from compress.pipeline.reporting import run_report
-        from compress.pipeline.resuming import open_journal
+        from compress.pipeline.steps import take_steps
         from compress.pipeline.timed import timed_report
         from compress.pipeline.timing import left_out, not_timed, why_not_timed
 
@@ -80,24 +79,19 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
         foreign = check_tasks(pair)
         fitting, held_out = calibration_windows(job, calibration), evaluation_windows(pair, evaluation)
         # It reads all weights, so texts and tokenizer come first.
-        check_finite(job.checkpoint, progress, halved=job.plan.halved)
-        journal = open_journal(job, workspace, fitting)
-        resumed_after = journal.parts[-1] if journal.parts else None
-        with journal.worthless_after(UsageError, BrokenResultError):
-            step = quantize(job, journal, fitting)
-        check_fallback(step, quantize_step(plan).max_fallback)  # who allows more of them can go on from here
-        with journal.worthless_after(UsageError, BrokenResultError):
-            proof = finish(job, workspace, journal, step, held_out)
-        with journal.worthless_after(BrokenResultError):
+        check_finite(job.plan.original, progress, halved=frozenset() if plan.pruned else plan.halved)
+        done = take_steps(job, workspace, fitting, held_out)
+        job = done.job
+        with done.journal.worthless_after(BrokenResultError):
             answers = compare_answers(pair_of(job, open_checkpoint(workspace.stage)), held_out, foreign)
-        describe(job, workspace, step, proof, answers, held_out)
+        describe(job, workspace, done.records, done.proof, answers, held_out)
         publish(workspace)
         pair = pair_of(job, open_checkpoint(plan.output))
         counted = [*sizes(job, open_checkpoint(plan.output)), *left_out(pair)]
 
         def report_on(found: Measured) -> Report:
             texts = {"calibration": fitting, "evaluation": held_out}
-            return run_report(job, steps=[step], proof=proof, texts=texts, measured=found, resumed_after=resumed_after)
+            return run_report(done, texts=texts, measured=found)
 
         folder = plan.output / REPORT_FOLDER
         report, file = timed_report(
@@ -113,10 +107,10 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
 def pair_of(job: Job, result: Checkpoint | None) -> Pair:
     """The model of the job beside its result."""
     return Pair(
-        original=job.checkpoint,
+        original=job.plan.original,
         result=result,
         kind=job.plan.anatomy.kind,
-        parameters=job.plan.parameters,
+        parameters=job.plan.original_parameters,
         asked=job.recipe,
         tasks=job.plan.tasks,
         device=job.device,

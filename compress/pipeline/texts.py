@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 def read_texts(plan: Plan) -> tuple[Corpus | None, Corpus | None]:
     """Both texts, checked against each other before anything is loaded."""
     recipe = plan.recipe
-    chat = _chat_template(plan.checkpoint, recipe.model)
+    chat = _chat_template(plan.original, recipe.model)
     calibration = (
         read_corpus(recipe.calibration.source, part="calibration", chat_template=chat) if plan.calibrates else None
     )
-    evaluation = read_evaluation(recipe, plan.anatomy.kind, plan.checkpoint, recipe.model)
+    evaluation = read_evaluation(recipe, plan.anatomy.kind, plan.original, recipe.model)
     if calibration is not None and evaluation is not None:
         check_disjoint(calibration, evaluation)
     return calibration, evaluation
@@ -82,9 +82,10 @@ def calibration_windows(job: Job, corpus: Corpus | None) -> Windows | None:
     if corpus is None:
         return None
     calibration = job.recipe.calibration
-    length = capped(job.checkpoint.positions, calibration.length, job.progress)
+    original = job.plan.original
+    length = capped(original.positions, calibration.length, job.progress)
     trusted = job.options.trust_remote_code
-    return _windows(job.checkpoint, job.plan.anatomy.kind, corpus, trusted, length=length, samples=calibration.samples)
+    return _windows(original, job.plan.anatomy.kind, corpus, trusted, length=length, samples=calibration.samples)
 
 
 def evaluation_windows(pair: Pair, corpus: Corpus | None) -> Windows | None:

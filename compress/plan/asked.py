@@ -7,7 +7,7 @@ from compress.plan.tasks import Asked
 from compress.recipe.origin import Fault
 
 _TEXT = ("kl.", "tv.", "top1.", "perplexity", "generation.")
-_DECODERS_ONLY = (*_TEXT, "latency.ttft", "latency.tpot", "latency.e2e", "throughput.decode")
+_DECODERS_ONLY = (*_TEXT, "latency.ttft", "latency.tpot", "latency.e2e", "throughput.decode", "kv_bytes")
 _ENCODERS_ONLY = ("cosine.", "similarity.", "ndcg", "latency.forward")
 _COUNTED = ("size", "bits_per_weight")
 """All that is known of models of other kinds."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compress.plan import pruning_cost
 from compress.plan.machine import Machine
 from compress.plan.memory import block_parameters, calibration_tokens, hidden, peak_bytes, state_bytes, streams
 from compress.plan.planning import Plan
@@ -38,19 +39,36 @@ class Estimate:
 def estimate(plan: Plan, machine: Machine) -> Estimate:
     gflops, why = _rate(machine)
     rate = gflops * 1e9 * machine.usable_cores
-    seconds = {"quantize": _quantize_flops(plan) / rate, "write and prove": _prove_seconds(plan, rate)}
+    seconds: dict[str, float] = {}
+    if plan.pruned is not None:
+        seconds["prune"] = pruning_cost.flops(plan.pruned, _pruning_tokens(plan)) / rate + _prove_seconds(plan, rate)
+    if plan.quantizes:
+        seconds |= {"quantize": _quantize_flops(plan) / rate, "write and prove": _prove_seconds(plan, rate)}
     recipe = plan.recipe
     if recipe.evaluate is not None:
         seconds["evaluate"] = 2 * _forward_flops(plan, _evaluation_tokens(plan)) / rate
     if recipe.bench is not None:
         seconds["bench"] = recipe.bench.budget + 30.0
+    states = state_bytes(plan, machine)
     parts = sum(layer.layer.parameters for layer in plan.quantized)
     return Estimate(
         memory_bytes=int(peak_bytes(plan, machine)),
-        disk_bytes=plan.weight_bytes + int(parts * 1.15) + STATE_SLOTS * state_bytes(plan, machine),
+        disk_bytes=plan.weight_bytes + int(parts * 1.15) + STATE_SLOTS * states + _pruning_disk(plan, states),
         seconds=seconds,
         rate=f"{gflops:g} GFLOP/s per core ({why}), {machine.usable_cores:g} cores",
     )
+
+
+def _pruning_tokens(plan: Plan) -> int:
+    return calibration_tokens(plan) if plan.pruned is not None and plan.pruned.calibrates else 0
+
+
+def _pruning_disk(plan: Plan, states: int) -> int:
+    """The step's parts; where another step follows also the folder that it starts from, and the last activations."""
+    if plan.pruned is None:
+        return 0
+    folder = sum(shard.nbytes for shard in plan.pruned.shards)
+    return pruning_cost.parts_bytes(plan.pruned) + (folder + states if plan.quantizes else 0)
 
 
 def _rate(machine: Machine) -> tuple[float, str]:
@@ -97,7 +115,7 @@ def _hessian_widths(plan: Plan) -> list[int]:
 def _quantize_flops(plan: Plan) -> float:
     """One forward for each stream, statistics, the factorization (about 2 n^3), the sweep and its polish (about 6 out
     n^2) of every layer, and three forwards for each window that a refinement step looks at."""
-    tokens = calibration_tokens(plan)
+    tokens = calibration_tokens(plan) if plan.fits_codes else 0
     if tokens == 0:
         return 200.0 * block_parameters(plan)
     step = plan.recipe.quantize

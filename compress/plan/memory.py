@@ -1,5 +1,6 @@
 """Peak memory of a run, from shapes alone: what is in memory together at the widest moments of every phase.
 
+    prune           one block twice, or the whole model with gradients (see `pruning_cost.py`)
     quantize        one block, and the statistics and the work of its widest group of layers
     write           one layer, or the two tensors between which the file stands
     prove           the result dense in float32, or one block of it, in two processes that follow each other
@@ -13,15 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from compress.plan import pruning_cost
 from compress.plan.machine import Machine
 from compress.plan.planning import Plan
+from compress.plan.pruning import PrunePlan
 
 FLOAT32, FLOAT64, CODE = 4, 8, 1
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 NAME_BYTES = 100  # name, dtype, shape and offsets of a window's activations in the file's header
 PROGRAM_BYTES = 440e6  # Python, torch and transformers resident before a model is loaded
 TEXT_BYTES = 80e6  # and with a tokenizer and the text that it read
-PROOF_WINDOWS, PROOF_LENGTH, PROOF_ROWS = 4, 128, 16  # see `pipeline/build.py` and `formats/proof_worker.py`
+PROOF_WINDOWS, PROOF_LENGTH, PROOF_ROWS = 4, 128, 16  # see `pipeline/proving.py` and `formats/proof_worker.py`
 LATE_BYTES = 2  # of each number outside the blocks, from the walk before it: 0 to 4 are measured (bench_size.json)
 ROUNDED_AT_ONCE = 40 * 2**20  # bytes of what is computed of a million weights
 # Matrices [out, w] in float32 that are in memory together, beside the weight and what it is fitted to.
@@ -37,7 +40,8 @@ def peak_bytes(plan: Plan, machine: Machine) -> float:
 
 def proof_and_quantize_bytes(plan: Plan, machine: Machine) -> float:
     """Peak of everything up to the publication of a proved folder."""
-    most = max(_quantize_bytes(plan, machine), _write_bytes(plan), _prove_bytes(plan, machine))
+    steps = max(_prune_bytes(plan, machine), _quantize_bytes(plan, machine))
+    most = max(steps, _write_bytes(plan), _prove_bytes(plan, machine))
     return _program_bytes(plan) + most
 
 
@@ -46,13 +50,31 @@ def measuring_bytes(plan: Plan) -> float:
     recipe = plan.recipe
     if recipe.evaluate is None and recipe.bench is None:
         return 0.0
-    return max(_evaluate_bytes(plan), plan.parameters * FLOAT32 + plan.weight_bytes) + _program_bytes(plan)
+    return max(_evaluate_bytes(plan), plan.original_parameters * FLOAT32 + plan.weight_bytes) + _program_bytes(plan)
 
 
 def whole_fits(plan: Plan, machine: Machine) -> bool:
-    """Whether the result may be loaded whole, dense in float32."""
+    """Whether the result, and the model that is pruned, may be loaded whole, dense in float32."""
     by_block = plan.anatomy.kind in ("decoder", "encoder") and plan.format_name != "gguf"
-    return not by_block or _whole_bytes(plan) + _program_bytes(plan) <= machine.memory_available
+    full_size = 0.0 if plan.pruned is None else pruning_cost.full_size_bytes(plan.pruned)
+    return not by_block or max(_whole_bytes(plan), full_size) + _program_bytes(plan) <= machine.memory_available
+
+
+def gradients_fit(plan: Plan, machine: Machine) -> bool:
+    """Whether the model that is pruned may be loaded whole, with its gradients."""
+    pruned = plan.pruned
+    return pruned is None or _whole_model_bytes(plan, pruned) + _program_bytes(plan) <= machine.memory_available
+
+
+def gradients_needed(plan: Plan) -> float:
+    """Bytes that the step `prune` needs for the whole model if it cannot do without; 0 otherwise."""
+    if plan.pruned is None or not pruning_cost.needs_whole_model(plan.pruned):
+        return 0.0
+    return _whole_model_bytes(plan, plan.pruned) + _program_bytes(plan)
+
+
+def _whole_model_bytes(plan: Plan, pruned: PrunePlan) -> float:
+    return pruning_cost.whole_model_bytes(pruned, _length(plan))
 
 
 def stops_fit(plan: Plan, machine: Machine) -> bool:
@@ -77,17 +99,24 @@ def state_bytes(plan: Plan, machine: Machine) -> int:
     """
     if not plan.calibrates:
         return 0
-    calibration, positions = plan.recipe.calibration, plan.checkpoint.positions
-    length = min(calibration.length, positions or calibration.length)
+    calibration, length = plan.recipe.calibration, _length(plan)
     value = VALUE_BYTES[compute_dtype(plan, "cpu", machine)]
     return streams(plan) * calibration.samples * (length * hidden(plan) * value + NAME_BYTES)
+
+
+def _length(plan: Plan) -> int:
+    """Tokens of a calibration window."""
+    length, positions = plan.recipe.calibration.length, plan.original.positions
+    return min(length, positions or length)
 
 
 def stopped_bytes(plan: Plan, machine: Machine) -> float:
     """Bytes of all calibration windows that stand in front of the widest group of layers, in the middle of a block."""
     width = max((group.width for group in _groups(plan)), default=0)
     width += 3 * hidden(plan)  # with the residual, the block's input and output
-    return float(streams(plan) * calibration_tokens(plan) * width * VALUE_BYTES[compute_dtype(plan, "cpu", machine)])
+    tokens, value = calibration_tokens(plan), VALUE_BYTES[compute_dtype(plan, "cpu", machine)]
+    pruning = 0.0 if plan.pruned is None else pruning_cost.stopped_bytes(plan.pruned, tokens, value)
+    return max(pruning, float(streams(plan) * tokens * width * value))
 
 
 def compute_dtype(plan: Plan, device: str, here: Machine) -> str:
@@ -156,8 +185,17 @@ def _program_bytes(plan: Plan) -> float:
     return PROGRAM_BYTES + (TEXT_BYTES if plan.calibrates else 0.0)
 
 
+def _prune_bytes(plan: Plan, machine: Machine) -> float:
+    """What is done on the whole model, where it fits or must; the reference of the proof. The walk is in the next."""
+    if plan.pruned is None:
+        return 0.0
+    whole = gradients_fit(plan, machine) or gradients_needed(plan) > 0
+    full_size = pruning_cost.full_size_bytes(plan.pruned) if whole_fits(plan, machine) else 0.0
+    return max(full_size, _whole_model_bytes(plan, plan.pruned) if whole else 0.0)
+
+
 def _quantize_bytes(plan: Plan, machine: Machine) -> float:
-    """The look at every tensor, the work on one block, and the windows in front of it and in it."""
+    """The look at every tensor, the work on one block of any step, and the windows in front of it and in it."""
     if not plan.calibrates:
         return max(_largest_tensor(plan), 3 * _largest_layer(plan) * CODE + ROUNDED_AT_ONCE)
     kept = _block_work_bytes(plan, machine) + _state_bytes_kept(plan, machine)
@@ -170,11 +208,13 @@ def _state_bytes_kept(plan: Plan, machine: Machine) -> float:
 
 
 def _block_work_bytes(plan: Plan, machine: Machine) -> float:
-    """The block, for each stream once, and its widest group."""
+    """The block, for each stream once, and its widest group; of the step that needs more."""
     value = VALUE_BYTES[compute_dtype(plan, "cpu", machine)]
     block = block_parameters(plan) / max(plan.anatomy.depth, 1)
     learning = REFINE_BLOCKS * block * FLOAT32 if refines(plan) else 0.0
-    return streams(plan) * block * value + learning + max((_group_bytes(plan, one) for one in _groups(plan)), default=0)
+    groups = max((_group_bytes(plan, one) for one in _groups(plan)), default=0)
+    pruning = 0.0 if plan.pruned is None else pruning_cost.walk_bytes(plan.pruned, value)
+    return max(pruning, streams(plan) * block * value + learning + groups)
 
 
 def _group_bytes(plan: Plan, group: _Group) -> float:
@@ -225,7 +265,7 @@ def _evaluate_bytes(plan: Plan) -> float:
     fidelity = plan.recipe.evaluate.fidelity if plan.recipe.evaluate else None
     if fidelity is None:
         return 0.0
-    return 2 * plan.parameters * FLOAT32 + 4 * fidelity.length * _vocabulary(plan) * FLOAT32
+    return (plan.original_parameters + plan.parameters) * FLOAT32 + 4 * fidelity.length * _vocabulary(plan) * FLOAT32
 
 
 def _vocabulary(plan: Plan) -> int:
@@ -239,7 +279,7 @@ def _largest_layer(plan: Plan) -> int:
 
 def _largest_tensor(plan: Plan) -> int:
     """Its bytes in the file."""
-    return max((info.nbytes for info in plan.checkpoint.tensors.values()), default=0)
+    return max((info.nbytes for info in plan.original.tensors.values()), default=0)
 
 
 def _outside_bytes(plan: Plan, value: int) -> int:

@@ -5,8 +5,9 @@ Everything that can be known to go wrong is said here, all offenders at once, be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -123,11 +124,12 @@ class Plan:
     @property
     def parameters(self) -> int:
         """Weights that the model computes with; a tied tensor counts once."""
-        return sum(
-            _size(info.shape)
-            for name, info in self.checkpoint.tensors.items()
-            if is_weight(info) and name not in self.anatomy.second_names
-        )
+        return parameters_of(self.checkpoint, self.anatomy)
+
+    @property
+    def original_parameters(self) -> int:
+        """As `parameters`, of the recipe's model."""
+        return self.parameters if self.pruned is None else parameters_of(self.pruned.source, self.pruned.anatomy)
 
     @property
     def quantized_parameters(self) -> int:
@@ -160,6 +162,16 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     if pruned is not None:
         checkpoint = pruned.checkpoint
         parts = anatomy(checkpoint)
+    return _planned(recipe, asked, checkpoint, parts, pruned)
+
+
+def on_shape(plan: Plan, pruned: PrunePlan) -> Plan:
+    """The same plan for the shape that was chosen in its step `prune`. Raises UsageError as `make_plan`."""
+    return _planned(plan.recipe, plan.recipe, pruned.checkpoint, anatomy(pruned.checkpoint), pruned)
+
+
+def _planned(recipe: Recipe, asked: Recipe, checkpoint: Checkpoint, parts: Anatomy, pruned: PrunePlan | None) -> Plan:
+    """The plan from where the model to be quantized is known; `asked` is the recipe before `fitted`."""
     if recipe.quantize is None:
         assert pruned is not None  # a recipe has a step
         check_asked(asked, parts.kind, checkpoint.positions)
@@ -240,11 +252,13 @@ def default_output(model: str, target: str) -> Path:
     return Path(f"{name}-{target}")
 
 
-def _size(shape: Sequence[int]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
+def parameters_of(checkpoint: Checkpoint, parts: Anatomy) -> int:
+    """Weights that a model computes with; a tied tensor counts once."""
+    return sum(
+        prod(info.shape)
+        for name, info in checkpoint.tensors.items()
+        if is_weight(info) and name not in parts.second_names
+    )
 
 
 def _check_format(parts: Anatomy, target: Target, format_name: str) -> None:

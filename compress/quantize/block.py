@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -19,6 +19,9 @@ from compress.model.checkpoint import Checkpoint
 from compress.model.folding import Producer
 from compress.model.heap import trim_heap
 from compress.model.moe import is_expert_group
+from compress.model.passes import PausedPass, Reached, Stop, paused
+from compress.model.streams import Streams
+from compress.progress import Share
 from compress.quantize.folds import changes, smoothing_record, standing
 from compress.quantize.gptq import GptqResult, GptqSettings, aim, prepare
 from compress.quantize.layer import (
@@ -31,11 +34,9 @@ from compress.quantize.layer import (
     read_weight,
     weight_sha256,
 )
-from compress.quantize.passes import PausedPass, Reached, Stop, paused
 from compress.quantize.refine import RefineSettings, held_out, refine
 from compress.quantize.smooth import sampled, smooth_group
 from compress.quantize.statistics import Accumulator
-from compress.quantize.streams import Streams
 from compress.records import LayerRecord
 from compress.scheme import QuantizedWeight
 
@@ -65,22 +66,6 @@ class WalkSettings:
     def two_streams(self) -> bool:
         """Whether the windows also go through the original weights."""
         return self.gptq.asymmetric or self.refine.steps > 0
-
-
-class Share:
-    """Turns windows into shares of one block, so that the bar moves inside a long block."""
-
-    def __init__(self, advance: Callable[[float], None], units: int) -> None:
-        self._advance, self._unit, self._left = advance, 1.0 / units, 1.0
-
-    def step(self) -> None:
-        part = min(self._unit, self._left)
-        self._left -= part
-        self._advance(part)
-
-    def finish(self) -> None:
-        self._advance(self._left)
-        self._left = 0.0
 
 
 @contextmanager
@@ -241,7 +226,7 @@ class BlockWork:
         """
         with ExitStack() as stack:
             both: list[PausedPass | None] = []
-            for block, hidden in ((self.block, self.streams.quantized), (self.original, self.streams.original)):
+            for block, hidden in ((self.block, self.streams.changed), (self.original, self.streams.original)):
                 if block is None or hidden is None:
                     both.append(None)
                     continue
@@ -334,7 +319,7 @@ class BlockWork:
         results = {self._path(done.plan): (done.result, done.plan.layer.transposed) for done in self._done}
         inputs, targets = (
             [states.to(self.settings.device) for states in stream]
-            for stream in (self.streams.quantized, self.streams.original)
+            for stream in (self.streams.changed, self.streams.original)
         )
         learnt = refine(self.block, results, inputs, self.calls, targets, self.settings.refine)
         change = f"the block's relative error on held-out windows {learnt.error_before:.4g} -> {learnt.error_after:.4g}"
@@ -348,7 +333,7 @@ class BlockWork:
     def _go_on(self, share: Share, *, quantized: bool = True, original: bool = True) -> None:
         """Lets the windows of one or both streams through the block, one after the other."""
         if quantized:
-            self.streams.quantized = self.streams.keep(self._outputs(self.block, self.streams.quantized))
+            self.streams.changed = self.streams.keep(self._outputs(self.block, self.streams.changed))
             share.step()
         if original and self.original is not None and self.streams.original is not None:
             self.streams.original = self.streams.keep(self._outputs(self.original, self.streams.original))
@@ -367,7 +352,7 @@ class BlockWork:
                 outputs = self.streams.keep(states.cpu().contiguous() for states in running.outputs)
                 share.step()
                 if running is quantized:
-                    self.streams.quantized = outputs
+                    self.streams.changed = outputs
                 else:
                     self.streams.original = outputs
 

@@ -23,11 +23,11 @@ from compress.model.blocks import BlockModel
 from compress.model.checkpoint import Checkpoint
 from compress.model.folding import producers
 from compress.model.heap import trim_heap
-from compress.progress import Progress
-from compress.quantize.block import Share, WalkSettings, opened_block
+from compress.model.streams import first_streams
+from compress.progress import Progress, Share
+from compress.quantize.block import WalkSettings, opened_block
 from compress.quantize.layer import LayerPlan
 from compress.quantize.row_blocks import round_layer
-from compress.quantize.streams import first_streams
 from compress.records import LayerRecord
 
 

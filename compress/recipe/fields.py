@@ -134,6 +134,12 @@ def _check_group_size(value: Any) -> Any:
     )
 
 
+def _check_multiple(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and 1 <= value <= MAX_COUNT):
+        return value
+    raise rule(f"must be auto or a positive whole number such as 64, not {shown(value)}{quotes_hint(value)}")
+
+
 def _no_name_twice(names: tuple[str, ...]) -> tuple[str, ...]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
@@ -175,6 +181,11 @@ Reports = Annotated[
     tuple[Annotated[ReportFormat, choice(get_args(ReportFormat))], ...], Strict(False), AfterValidator(_no_name_twice)
 ]
 
+Multiple = Annotated[
+    Literal["auto"] | int,
+    PlainValidator(_check_multiple),
+    WithJsonSchema({"anyOf": [{"enum": ["auto"]}, {"type": "integer", "minimum": 1}]}),
+]
 GroupSize = Annotated[
     Literal["auto"] | int | None,
     PlainValidator(_check_group_size),

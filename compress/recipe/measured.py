@@ -29,6 +29,7 @@ MEASURED_BY: Mapping[str, tuple[str, ...]] = {
     "size": (),
     "bits_per_weight": (),
     "parameters": (),
+    "kv_bytes": (),
 }
 """Family of a metric (its id up to the first dot) -> the section that measures it; empty: it always is."""
 

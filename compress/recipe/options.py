@@ -13,9 +13,10 @@ from compress.recipe.origin import Fault, Origin, Path
 from compress.recipe.quantize import Gptq
 from compress.recipe.schema import Recipe
 from compress.recipe.sentences import describe
-from compress.recipe.words import shown
+from compress.recipe.words import one_of, shown
 
 _QUANTIZE: Path = ("steps", 0, "quantize")
+_PRUNE: Path = ("steps", 0, "prune")
 _FIDELITY: Path = ("evaluate", "fidelity")
 
 MEASURED: Mapping[str, Path] = {
@@ -34,10 +35,22 @@ MEASURED: Mapping[str, Path] = {
     "--report": ("report",),
 }
 """What all commands that measure have in common."""
-OPTIONS: Mapping[str, Path] = {
+RECIPE: Mapping[str, Path] = {
     "MODEL": ("model",),
     "--dequantize": ("dequantize",),
     "--output": ("output",),
+    "--calibration": ("calibration", "source"),
+    "--samples": ("calibration", "samples"),
+    "--length": ("calibration", "length"),
+    "--batch-size": ("calibration", "batch_size"),
+    "--evaluate": ("evaluate",),
+    "--bench": ("bench",),
+    "--bench-budget": ("bench", "budget"),
+    **MEASURED,
+}
+"""What `quantize` and `prune` have in common."""
+OPTIONS: Mapping[str, Path] = {
+    **RECIPE,
     "--target": (*_QUANTIZE, "target"),
     "--algorithm": (*_QUANTIZE, "algorithm"),
     "--format": (*_QUANTIZE, "format"),
@@ -51,16 +64,26 @@ OPTIONS: Mapping[str, Path] = {
     "--refine": (*_QUANTIZE, "refine"),
     "--smooth": (*_QUANTIZE, "smooth"),
     "--max-shard-size": (*_QUANTIZE, "max_shard_size"),
-    "--calibration": ("calibration", "source"),
-    "--samples": ("calibration", "samples"),
-    "--length": ("calibration", "length"),
-    "--batch-size": ("calibration", "batch_size"),
-    "--evaluate": ("evaluate",),
-    "--bench": ("bench",),
-    "--bench-budget": ("bench", "budget"),
-    **MEASURED,
 }
 """The options that `recipe_from_options` knows, and the value of a recipe that each one sets."""
+SHAPES: Mapping[str, Path] = {
+    "--keep-ffn": (*_PRUNE, "keep", "ffn"),
+    "--keep-heads": (*_PRUNE, "keep", "heads"),
+    "--keep-kv-heads": (*_PRUNE, "keep", "kv_heads"),
+    "--keep-layers": (*_PRUNE, "keep", "layers"),
+    "--params": (*_PRUNE, "params"),
+    "--size": (*_PRUNE, "size"),
+}
+"""The options that say what is kept."""
+PRUNE_OPTIONS: Mapping[str, Path] = {
+    **RECIPE,
+    **SHAPES,
+    "--importance": (*_PRUNE, "importance"),
+    "--compensate": (*_PRUNE, "compensate"),
+    "--ffn-multiple": (*_PRUNE, "ffn_multiple"),
+    "--max-shard-size": (*_PRUNE, "max_shard_size"),
+}
+"""The options that `prune_from_options` knows."""
 COMPARISON_OPTIONS: Mapping[str, Path] = {
     "ORIGINAL": ("original",),
     "RESULT": ("result",),
@@ -96,13 +119,40 @@ def recipe_from_options(options: Mapping[str, Any]) -> Recipe:
         KeyError: a name that OPTIONS lacks.
     """
     origin = Origin(options={path: name for name, path in OPTIONS.items()} | dict(_GPTQ_NAMES))
-    return _from_options(Recipe, OPTIONS, options, origin, lambda tree: _lists({"version": 1} | tree)).traced(origin)
+    return _recipe(OPTIONS, options, origin, "quantize")
+
+
+def prune_from_options(options: Mapping[str, Any]) -> Recipe:
+    """The recipe that the options of `prune` stand for; as `recipe_from_options`, with the names in PRUNE_OPTIONS."""
+    given = [name for name in SHAPES if options.get(name) is not None]
+    origin = Origin(options={path: name for name, path in PRUNE_OPTIONS.items()} | {_PRUNE: one_of(given or [*SHAPES])})
+    sentence = (
+        "--params and --size search for the shape by themselves: give one of these options"
+        if given
+        else "must say what is kept: a share such as 0.75 or 75%, or a count such as 6; or what to search for"
+    )
+    return _recipe(PRUNE_OPTIONS, options, origin, "prune", {_PRUNE: sentence})
+
+
+def _recipe(
+    table: Mapping[str, Path],
+    options: Mapping[str, Any],
+    origin: Origin,
+    step: str,
+    reworded: Mapping[Path, str] | None = None,
+) -> Recipe:
+    def complete(tree: dict[Any, Any]) -> dict[Any, Any]:
+        """The steps, collected by index, as a list. Without any option of the step, what it needs is missing."""
+        steps = tree.get("steps", {0: {step: {}}})
+        return {"version": 1, **tree, "steps": list(steps.values())}
+
+    return _from_options(Recipe, table, options, origin, complete, reworded or {}).traced(origin)
 
 
 def comparison_from_options(options: Mapping[str, Any]) -> Comparison:
     """The comparison that the options of `eval` or `bench` stand for; as `recipe_from_options`."""
     origin = Origin(options={path: name for name, path in COMPARISON_OPTIONS.items()})
-    comparison = _from_options(Comparison, COMPARISON_OPTIONS, options, origin, lambda tree: tree)
+    comparison = _from_options(Comparison, COMPARISON_OPTIONS, options, origin, lambda tree: tree, {})
     return comparison.traced(origin)
 
 
@@ -112,7 +162,9 @@ def _from_options(
     options: Mapping[str, Any],
     origin: Origin,
     complete: Callable[[dict[Any, Any]], dict[Any, Any]],
+    reworded: Mapping[Path, str],
 ) -> Model:
+    """`reworded`: for some paths what is said there, where the rule of the recipe speaks of its keys."""
     given = {name: value for name, value in options.items() if value is not None}
     switches = {table[name][0]: given.pop(name) for name in _SWITCHES if name in given}
     tree: dict[Any, Any] = {section: {} for section, on in switches.items() if on}
@@ -127,7 +179,8 @@ def _from_options(
     try:
         found = model.model_validate(complete(tree) | dict.fromkeys(off))
     except ValidationError as error:
-        raise origin.error(faults + describe(error, model)[0]) from error
+        found_wrong = [(path, reworded.get(path, sentence)) for path, sentence in describe(error, model)[0]]
+        raise origin.error(faults + found_wrong) from error
     if faults:
         raise origin.error(faults)
     return found
@@ -176,9 +229,3 @@ def _named_values(texts: list[Any], path: Path, faults: list[Fault]) -> dict[str
         else:
             found[name] = scalar(value)
     return found
-
-
-def _lists(tree: dict[Any, Any]) -> dict[Any, Any]:
-    """The steps, collected by index, as a list. Without any step option the target is what is missing."""
-    steps = tree.get("steps", {0: {"quantize": {}}})
-    return {**tree, "steps": list(steps.values())}

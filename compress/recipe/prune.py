@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from compress.recipe.fields import Factor, ImportanceName, KeepAmount, Positive, Size, rule
+from compress.recipe.fields import Factor, ImportanceName, KeepAmount, Multiple, Size, rule
 from compress.recipe.section import Section
 
 
@@ -42,7 +42,7 @@ class Prune(Section):
     (weights alone), activation (weights times inputs), taylor (weights times gradients) or random."""
     compensate: bool = True
     """Fit the remaining weights, so that they make up for what was removed."""
-    ffn_multiple: Literal["auto"] | Positive = "auto"
+    ffn_multiple: Multiple = "auto"
     """Feed-forward widths are multiples of this. auto: 64, or 128 where int4 with groups of 128 follows."""
     max_shard_size: Size = Field(default=5 * 10**9, json_schema_extra={"default": "5GB"})
     """Largest weight file, with its unit (MB = 10^6 bytes)."""

@@ -173,6 +173,7 @@ def layer_part(layer: LayerRecord) -> LayerPart:
     for name in lost:
         fields[name] = None
     fields["smoothing"] = plain(layer.smoothing)
+    fields["pruning"] = plain(layer.pruning)
     fields["notes"] = (*layer.notes, *(f"{name} was not a finite number" for name in lost))
     return LayerPart(**fields)
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from compress.model.architectures import Kind
 from compress.report.clean import cleaned, defused, single_line
-from compress.report.layer_views import by_scheme, left_alone
+from compress.report.layer_views import by_scheme, layer_steps, left_alone
 from compress.report.loading import VLLM_INSTALL, loading
 from compress.report.markdown_text import Code, block, cell, code, prose
+from compress.report.prune_views import prune_steps, removed_line, shape_rows, title
 from compress.report.schema import MeasurementPart, Report, ServingPart
 from compress.report.task_views import figure, smallest_drops, task_rows
 from compress.report.views import GENERATION_LABELS, QUALITY_LABELS, find, is_floor, measured
@@ -48,13 +49,15 @@ def model_card(
         architecture: name of the class, for models that are no decoders or encoders of text.
     """
     base = base_model(report.inputs.model.source)
+    made = (*(["pruned"] if prune_steps(report) else []), *([target] if layer_steps(report) else [])) or (target,)
     schemes = {layer.scheme or "" for step in report.steps for layer in step.layers}
     zero_points = any(scheme.endswith("asymmetric") for scheme in schemes)
-    name = f"{PurePosixPath(base).name}-{target}"
+    name = "-".join((PurePosixPath(base).name, *made))
     parts = [
-        front_matter(base, target, format_name, source_card, evaluations(report), name),
+        front_matter(base, made, format_name, source_card, evaluations(report), name),
         f"# {prose(name)}",
-        made_how(report, base, target, format_name),
+        made_how(report, base, made, format_name),
+        *removed_section(report),
         "## Load it",
         load_section(
             format_name,
@@ -87,17 +90,22 @@ def in_metadata(text: str) -> str:
 
 
 def front_matter(
-    base: str, target: str, format_name: str, source_card: str | None, results: list[EvalResult], name: str
+    base: str, made: Sequence[str], format_name: str, source_card: str | None, results: list[EvalResult], name: str
 ) -> str:
-    """The YAML block on top that the hub reads; `results` become its `model-index`."""
+    """The YAML block on top that the hub reads; `results` become its `model-index`.
+
+    Args:
+        made: what was done: "pruned", a target, or both. The hub knows adapters, merges, quantized models and
+            finetunes; of these a model with fewer and newly fitted weights in the same dtype is a finetune.
+    """
     from huggingface_hub import ModelCardData
 
     carried = {key: cleaned(value) for key, value in source_metadata(source_card).items() if key in CARRIED_KEYS}
     carried.setdefault("library_name", "transformers")
     metadata = ModelCardData(
         base_model=base,
-        base_model_relation="quantized",
-        tags=list(dict.fromkeys(["compress", target, format_name])),
+        base_model_relation="finetune" if tuple(made) == ("pruned",) else "quantized",
+        tags=list(dict.fromkeys(["compress", *made, format_name])),
         model_name=name if results else None,
         eval_results=results or None,
         ignore_metadata_errors=True,
@@ -162,11 +170,12 @@ def source_metadata(card: str | None) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def made_how(report: Report, base: str, target: str, format_name: str) -> str:
+def made_how(report: Report, base: str, made: Sequence[str], format_name: str) -> str:
     revision = report.inputs.model.revision
+    how = " and ".join("**pruned**" if one == "pruned" else f"compressed to **{one}**" for one in made)
     lines = [
         code(base) + (f" (revision {code(revision)})" if revision else ""),
-        f"compressed to **{target}** in the `{format_name}` format",
+        f"{how} in the `{format_name}` format",
         f"with compress {report.tool.version}.",
     ]
     schemes = sorted({layer.scheme for step in report.steps for layer in step.layers if layer.scheme})
@@ -181,6 +190,17 @@ def made_how(report: Report, base: str, target: str, format_name: str) -> str:
         chosen = f", chosen by {', '.join(map(prose, algorithms))}" if algorithms else ""
         text += f" Weights: {', '.join(weights)}{chosen}."
     return text + " Recipe, versions and every layer's record are in `compress.json`."
+
+
+def removed_section(report: Report) -> list[str]:
+    """The shape before and after, and which layers went."""
+    parts = []
+    for step in prune_steps(report):
+        rows = [row[:3] for row in shape_rows(step)]
+        parts += ["## What was removed", table(("", "original", "this model"), rows)]
+        how = ". ".join(prose(text[:1].upper() + text[1:]) for text in (title(step), removed_line(step)) if text)
+        parts.append(f"{how}. Which units stayed, layer by layer, is in `compress.json`.")
+    return parts
 
 
 def load_section(

@@ -6,9 +6,11 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from compress.report.schema import LayerPart, Report
+from compress.report.schema import LayerPart, Report, StepPart
 
 WORST_LAYERS = 5
+PRUNE = "prune"
+"""The kind of the steps that remove units."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,14 @@ class SchemeGroup:
     names: tuple[str, ...]
 
 
+def layer_steps(report: Report) -> tuple[StepPart, ...]:
+    """The steps whose layers became something else; what pruning did is in `prune_views`."""
+    return tuple(step for step in report.steps if step.kind != PRUNE)
+
+
 def layers(report: Report) -> tuple[LayerPart, ...]:
-    return tuple(layer for step in report.steps for layer in step.layers)
+    """Of all steps that do not prune."""
+    return tuple(layer for step in layer_steps(report) for layer in step.layers)
 
 
 def left_alone(report: Report) -> tuple[LeftAlone, ...]:

@@ -13,8 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from compress.report.digits import NOT_MEASURED, quantity, significant
-from compress.report.layer_views import by_scheme, layers, left_alone, worst_layers
+from compress.report.layer_views import by_scheme, layer_steps, layers, left_alone, worst_layers
 from compress.report.markdown_text import Code, block, cell, code, html_code, prose, shortened
+from compress.report.prune_views import BOUGHT_HEADERS, ERRORS_ARE, UNIT_HEADERS, prune_views
+from compress.report.prune_views import LAYER_HEADERS as PRUNED_HEADERS
 from compress.report.schema import FlipPart, LayerPart, MeasurementPart, Report
 from compress.report.speed_views import speed_tables
 from compress.report.summary import summary
@@ -121,6 +123,12 @@ def context(report: Report) -> dict[str, Any]:
         "gate_headers": ("verdict", "asked", "measured", "interval", "why", *(("recipe",) if lines else ())),
         "gates": [gate_cells(row) + ((row.line,) if lines else ()) for row in gate_rows(report)],
         "quality": compared(quality_rows(report)),
+        "prunings": prune_views(report),
+        "bought_headers": BOUGHT_HEADERS,
+        "unit_headers": UNIT_HEADERS,
+        "pruned_headers": PRUNED_HEADERS,
+        "errors_are": ERRORS_ARE,
+        "steps": layer_steps(report),
         "task_headers": TASK_HEADERS + FINER_HEADERS,
         "tasks": [task_cells(row) for row in tasks],
         "limits": smallest_drops(tasks),

@@ -18,10 +18,12 @@ from compress.plan.estimate import Estimate
 from compress.plan.found import found_note, unmeasured_note
 from compress.plan.layers import PlannedLayer
 from compress.plan.planning import Plan
+from compress.plan.pruning import PrunePlan
 from compress.plan.serving import Serving
 from compress.plan.tasks import powers
 from compress.power import USUAL_FLIPS
 from compress.report.clean import single_line
+from compress.report.plan_pruning import pruning_data, pruning_tables
 from compress.report.schema import ServingPart
 from compress.report.views import serving_line
 
@@ -29,14 +31,15 @@ from compress.report.views import serving_line
 def plan_data(plan: Plan, guess: Estimate, engines: Sequence[Serving]) -> dict[str, Any]:
     """Everything a plan says, for `--json`."""
     return {
-        "model": plan.checkpoint.source,
-        "revision": plan.checkpoint.revision,
+        "model": plan.original.source,
+        "revision": plan.original.revision,
         "model_type": plan.anatomy.model_type,
         "found_by_name": plan.anatomy.by_name,
         "output": str(plan.output),
         "target": plan.target.name,
         "algorithm": plan.algorithm,
         "format": plan.format_name,
+        "pruning": None if plan.pruned is None else pruning_data(plan, plan.pruned),
         "layers": [_layer_data(planned) for planned in plan.layers],
         "left_alone": dict(plan.anatomy.untouched),
         "files": {shard.file: shard.nbytes for shard in plan.shards},
@@ -59,31 +62,44 @@ def _layer_data(planned: PlannedLayer) -> dict[str, Any]:
 
 
 def _before(plan: Plan) -> int:
-    return plan.checkpoint.weight_bytes if plan.checkpoint.has_weights else _header_bytes(plan)
-
-
-def _header_bytes(plan: Plan) -> int:
-    return sum(info.nbytes for info in plan.checkpoint.tensors.values())
+    original = plan.original
+    return original.weight_bytes if original.has_weights else sum(info.nbytes for info in original.tensors.values())
 
 
 def plan_text(plan: Plan, guess: Estimate, engines: Sequence[Serving]) -> RenderableType:
-    """Headline, one row per layer (neighbouring blocks that are alike share one), what is left alone, bytes, time."""
-    quantized = len(plan.quantized)
-    targets = dict.fromkeys(layer.target for layer in plan.quantized if layer.target) or {plan.target.name: None}
-    what = f"{' + '.join(targets)} as {plan.format_name}" + (f", {plan.algorithm}" if plan.algorithm else "")
+    """Headline, what is pruned, one row per layer (neighbouring blocks that are alike share one), what is left alone,
+    bytes, time.
+    """
     tasks = [_section("Tasks", _task_table(plan))] if plan.tasks else []
+    layers = [_section("Layers", _layer_table(plan)), _section("Left alone", _left_table(plan))]
+    layers = layers if plan.quantizes else []
     notes = [note for note in (found_note(plan.anatomy), unmeasured_note(plan.anatomy)) if note is not None]
     return Group(
-        Text(single_line(f"{plan.checkpoint.source} -> {plan.output}"), style="bold"),
-        Text(f"{what}: {quantized} of {len(plan.layers)} linear layers of {plan.anatomy.depth} blocks"),
+        Text(single_line(f"{plan.original.source} -> {plan.output}"), style="bold"),
+        *(Text(line) for line in _headlines(plan)),
         *(Text(single_line(note)) for note in notes),
-        _section("Layers", _layer_table(plan)),
-        _section("Left alone", _left_table(plan)),
+        *([] if plan.pruned is None else [_section("Pruning", pruning_tables(plan, plan.pruned))]),
+        *layers,
         _section("Weight files", _bytes_table(plan)),
         *tasks,
         _section("Serving", _serving_table(engines)),
         _section("Estimate", _estimate_table(guess)),
     )
+
+
+def _headlines(plan: Plan) -> list[str]:
+    """What is done, a line for each step."""
+    lines = [] if plan.pruned is None else [f"pruned by {plan.pruned.step.importance}{_fitted(plan.pruned)}"]
+    if plan.quantizes:
+        targets = dict.fromkeys(layer.target for layer in plan.quantized if layer.target) or {plan.target.name: None}
+        what = f"{' + '.join(targets)} as {plan.format_name}" + (f", {plan.algorithm}" if plan.algorithm else "")
+        of = f"{len(plan.quantized)} of {len(plan.layers)} linear layers of {plan.anatomy.depth} blocks"
+        lines.append(f"{what}: {of}")
+    return lines
+
+
+def _fitted(pruned: PrunePlan) -> str:
+    return ", the remaining weights fitted" if pruned.step.compensate else ", no weight fitted"
 
 
 def _section(title: str, body: RenderableType) -> RenderableType:

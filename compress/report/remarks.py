@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from compress.records import StepRecord
 from compress.report.digits import quantity
+from compress.report.layer_views import PRUNE
 from compress.report.schema import Command, MeasurementPart
 from compress.report.speed_views import TAIL_LABELS, circumstances, fairest_of, workloads
 from compress.report.views import is_floor, measured
@@ -32,6 +33,10 @@ WHY_NOT_FASTER = {
     "(gptqmodel, vLLM)",
     "safetensors": "the same dense arithmetic runs in another dtype",
 }
+LITTLE_REMOVED = (
+    "fewer channels, heads or layers are less arithmetic, which shows where layers take most of the time; embeddings, "
+    "the output head and the cost of each call stay as they were"
+)
 
 
 def remarks(
@@ -45,8 +50,8 @@ def remarks(
     """All remarks, the weightiest first. `command`: what is not its job is not missed."""
     return (
         *proof_remark(proved or command != "run"),
-        *missing_remarks(measurements, command),
-        *speed_remarks(measurements, format_name),
+        *missing_remarks(applicable(measurements, steps), command),
+        *speed_remarks(measurements, why_not_faster(steps, format_name)),
         *floor_remarks(measurements),
         *memory_remarks(measurements),
         *fallback_remarks(steps),
@@ -59,6 +64,12 @@ def remarks(
 
 def proof_remark(proved: bool) -> list[str]:
     return [] if proved else ["not proved: no fresh process has loaded this result and compared it"]
+
+
+def applicable(measurements: Sequence[MeasurementPart], steps: Sequence[StepRecord]) -> list[MeasurementPart]:
+    """Without what only quantization has, where a run did nothing but prune."""
+    only_pruned = bool(steps) and all(step.kind == PRUNE for step in steps)
+    return [m for m in measurements if not (only_pruned and m.metric == "bits_per_weight")]
 
 
 def missing_remarks(measurements: Sequence[MeasurementPart], command: Command) -> list[str]:
@@ -99,14 +110,20 @@ def percentile_remark(missing: Sequence[MeasurementPart], count: int) -> list[st
     ]
 
 
-def speed_remarks(measurements: Sequence[MeasurementPart], format_name: str | None) -> list[str]:
+def why_not_faster(steps: Sequence[StepRecord], format_name: str | None) -> str | None:
+    """What is known of the format, or of models that were pruned and nothing else."""
+    if format_name == "safetensors" and any(step.kind == PRUNE for step in steps):
+        return LITTLE_REMOVED
+    return WHY_NOT_FASTER.get(format_name or "")
+
+
+def speed_remarks(measurements: Sequence[MeasurementPart], reason: str | None) -> list[str]:
     """For each kind of time and workload that shows no gain in the fairest comparison: that it does not, and why."""
     lines = []
     for metric in TIMES:
         groups = workloads(measurements, metric)
         ratios = [ratio for group in groups.values() if (ratio := fairest_of(group)) is not None]
         lines += [line for ratio in ratios if (line := speed_remark(ratio, several=len(groups) > 1)) is not None]
-    reason = WHY_NOT_FASTER.get(format_name or "")
     return [*lines, f"why not faster: {reason}"] if lines and reason else lines
 
 

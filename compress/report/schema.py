@@ -157,6 +157,24 @@ class TaskPart(Part):
     flips: tuple[FlipPart, ...] = ()
 
 
+class PruningPart(Part):
+    """Which units of a projection stay, and what their loss did to it; see `compress.records.LayerRecord`.
+
+    Attributes:
+        drift_ridge, residual_share: how the drift of earlier layers was corrected; None where it was not.
+    """
+
+    unit: str
+    of: int
+    kept: tuple[int, ...]
+    ridge: Finite | None = None
+    drift_ridge: Finite | None = None
+    residual_share: Finite | None = None
+    error_masked: Finite | None = None
+    error_predicted: Finite | None = None
+    error_measured: Finite | None = None
+
+
 class LayerPart(Part):
     """What was done to one layer; see `compress.records.LayerRecord` for every field."""
 
@@ -175,6 +193,7 @@ class LayerPart(Part):
     notes: tuple[str, ...] = ()
     sha256: str | None = None
     smoothing: dict[str, Any] | None = None
+    pruning: PruningPart | None = None
 
 
 class Totals(Part):

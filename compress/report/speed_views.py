@@ -10,7 +10,17 @@ from typing import Any
 from compress.records import PAIRED, WORKLOAD
 from compress.report.digits import NOT_MEASURED, estimate, quantity
 from compress.report.schema import MeasurementPart, Report
-from compress.report.views import CONDITION_ORDER, common_conditions, condition, condition_names, is_floor, measured
+from compress.report.views import (
+    CONDITION_ORDER,
+    QualityRow,
+    change,
+    common_conditions,
+    condition,
+    condition_names,
+    is_floor,
+    measured,
+    widest,
+)
 
 TIMES = {"ttft": "first token", "tpot": "per token", "e2e": "end to end", "forward": "forward pass"}
 TIME_LABELS = {f"latency.{time}": label for time, label in TIMES.items()}
@@ -18,6 +28,8 @@ TAIL_LABELS = {f"latency.{time}.{tail}": f"{label} {tail}" for time, label in TI
 THROUGHPUT_LABELS = {"throughput.prefill": "prompt", "throughput.decode": "decoding"}
 RESOURCE_LABELS = {"memory.peak": "peak memory", "latency.load": "loading"}
 RATIO_LABELS = {f"latency.{time}.ratio": label for time, label in TIMES.items()} | {"cpu.ratio": "CPU time"}
+FIRST_TIMES = ("ttft", "tpot", "forward")
+"""Times that a summary of before and after names."""
 FASTEST = "fastest original"
 """What a comparison says of itself when the original ran in the dtype it is fastest in."""
 
@@ -145,3 +157,44 @@ def speed(ratio: MeasurementPart, name: str, *, with_workload: bool = False) -> 
         return f"{quantity(1 / value, 'x')} {name} speed{where}"
     number, ends = estimate(1 / value, 1 / ratio.interval.high, 1 / ratio.interval.low, "x")
     return f"{number} {name} speed {ends}{where}"
+
+
+def speed_rows(report: Report) -> list[QualityRow]:
+    """Each model in the dtype in which it is fastest."""
+    rows = []
+    for time in FIRST_TIMES:
+        ratio = fairest(report.measurements, f"latency.{time}.ratio")
+        if ratio is None:
+            continue
+        pair = tuple(timed(report, f"latency.{time}", of, ratio) for of in ("original", "result"))
+        floors = [m for m in report.measurements if m.metric == ratio.metric and is_floor(m)]
+        where = circumstances(ratio, with_workload=False)
+        where = f", {where}" if where else ""
+        rows.append(
+            QualityRow(
+                f"{TIMES[time]}{where}", measured(pair[0]), measured(pair[1]), measured(ratio), measured(widest(floors))
+            )
+        )
+        if time != "ttft":
+            rows += memory_rows(report, ratio, where)
+    return rows
+
+
+def memory_rows(report: Report, ratio: MeasurementPart, where: str) -> list[QualityRow]:
+    """The peaks of the two models that a ratio of times compares."""
+    original, result = (timed(report, "memory.peak", of, ratio) for of in ("original", "result"))
+    compared = change(original, result)
+    if compared == NOT_MEASURED:
+        return []
+    return [QualityRow(f"peak memory{where}", measured(original), measured(result), compared, NOT_MEASURED)]
+
+
+def timed(report: Report, metric: str, subject: str, ratio: MeasurementPart) -> MeasurementPart | None:
+    """The figure of the model that a ratio names, by its label or else by its dtype, on the same workload."""
+    keys = {"result": ("variant", "dtype"), "original": ("original", "original_dtype")}[subject]
+    asked = [ratio.conditions.get(key) for key in keys]
+    own = [m for m in report.measurements if (m.metric, m.subject) == (metric, subject)]
+    own = [m for m in own if metric == "memory.peak" or workload(m) == workload(ratio)]
+    by_label = (m for m in own if asked[0] is not None and m.conditions.get("variant") == asked[0])
+    by_dtype = (m for m in own if asked[1] is not None and m.conditions.get("dtype") == asked[1])
+    return next(by_label, None) or next(by_dtype, None)

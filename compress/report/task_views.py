@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from compress.records import PAIRED
 from compress.report.digits import NOT_MEASURED, plain, quantity
 from compress.report.schema import FlipPart, MeasurementPart, Report, TaskPart
-from compress.report.views import is_floor, measured
+from compress.report.views import QualityRow, is_floor, measured
 
 POOLED = "all tasks"
 
@@ -124,3 +124,12 @@ def smallest_drops(rows: Sequence[TaskRow]) -> str:
 def ordered_flips(task: TaskPart) -> tuple[FlipPart, ...]:
     """The task's flips, losses first, in the order they were recorded."""
     return tuple(sorted(task.flips, key=lambda flip: not flip.lost))
+
+
+def accuracy_rows(report: Report) -> list[QualityRow]:
+    """The drop of all tasks pooled; of each where they were not pooled."""
+    rows = task_rows(report)
+    pooled = [row for row in rows if row.task is None]
+    return [
+        QualityRow(f"accuracy, {row.name}", row.original, row.result, row.drop, NOT_MEASURED) for row in pooled or rows
+    ]

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from compress.report.digits import NOT_MEASURED, significant
-from compress.report.layer_views import by_scheme, layers, left_alone, worst_layers
+from compress.report.layer_views import by_scheme, layer_steps, layers, left_alone, worst_layers
+from compress.report.prune_views import BOUGHT_HEADERS, ERRORS_ARE, UNIT_HEADERS, PruneView, prune_views
 from compress.report.schema import Report
 from compress.report.speed_views import SpeedTable, speed_tables
 from compress.report.summary import summary
@@ -29,6 +30,7 @@ def report_text(report: Report, *, report_path: str | None = None) -> Renderable
         parts.append(section("Gates", *gate_parts(report)))
     if rows := quality_rows(report):
         parts.append(section("Original and result", quality_table(rows)))
+    parts += [section("Pruning", *prune_parts(view)) for view in prune_views(report)]
     if report.tasks:
         parts.append(section("Tasks", *task_parts(report)))
     if rows := generation_rows(report):
@@ -103,10 +105,43 @@ def speed_columns(table: SpeedTable, gap: str) -> Table:
     return drawn
 
 
+def prune_parts(view: PruneView) -> list[RenderableType]:
+    """How it was done, what it bought, where it hurt, and what else was tried."""
+    parts: list[RenderableType] = [shown(view.title)]
+    parts += [shown(view.removed)] if view.removed else []
+    parts += [Text(" "), FirstThatFits((plain_rows(view.bought, " "), plain_rows(view.bought, "\n")))]
+    if view.units:
+        parts += [Text(" "), unit_table(view), shown(ERRORS_ARE, style="dim")]
+    if view.tried:
+        parts += [Text(" "), shown("shapes that were tried:"), fields(view.tried_headers, view.tried, left=0)]
+    return parts
+
+
+def unit_table(view: PruneView) -> RenderableType:
+    """A table, or where that is too wide a line for each kind of projection."""
+    lines = (
+        f"{name}: {kept}; " + ", ".join(f"{header} {cell}" for header, cell in zip(UNIT_HEADERS[2:], rest, strict=True))
+        for name, kept, *rest in view.units
+    )
+    return FirstThatFits((fields(UNIT_HEADERS, view.units, left=2), bullets(lines)))
+
+
+def plain_rows(rows: Sequence[Sequence[str]], gap: str) -> Table:
+    return fields(BOUGHT_HEADERS, [interval_cells(row, gap) for row in rows], left=1)
+
+
+def fields(headers: Sequence[str], rows: Sequence[Sequence[str | Text]], *, left: int) -> Table:
+    """A table whose first `left` columns are words."""
+    table = plain_table(*((name, "left" if index < left else "right") for index, name in enumerate(headers)))
+    for row in rows:
+        table.add_row(*(shown(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
+
+
 def layer_parts(report: Report) -> list[RenderableType]:
     """Totals, what was left alone and why, the layers with the largest error."""
     parts: list[RenderableType] = []
-    for step in report.steps:
+    for step in layer_steps(report):
         totals = step.totals
         line = f"{step.kind}: {totals.layers_quantized} layers done, {totals.layers_skipped} left alone"
         if totals.calibration_tokens is not None:

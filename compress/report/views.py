@@ -14,6 +14,7 @@ from compress.report.schema import GatePart, MeasurementPart, Report, ServingPar
 QUALITY_LABELS = {
     "size": "weight files",
     "parameters": "parameters",
+    "kv_bytes": "KV cache per token",
     "bits_per_weight": "bits/weight",
     "perplexity": "perplexity",
     "kl.mean": "KL, mean",

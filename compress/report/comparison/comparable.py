@@ -12,7 +12,7 @@ from compress.report.views import is_floor
 
 TIMED = ("latency.", "throughput.", "cpu.", "memory.")
 ON_TEXT = ("kl.", "tv.", "top1.", "perplexity", "cosine.", "similarity.", "ndcg", "generation.")
-COUNTED = ("size", "size.ratio", "bits_per_weight", "parameters")
+COUNTED = ("size", "size.ratio", "bits_per_weight", "parameters", "kv_bytes")
 """Read off files and shapes: two values are equal or they are not."""
 IDENTIFYING = ("dtype", "original_dtype", "variant", "original", "comparison", "loader", "device", *WORKLOAD)
 """Conditions that tell figures of one metric apart within a report."""
@@ -32,7 +32,7 @@ def judged(m: MeasurementPart) -> bool:
     """
     if m.metric.startswith(TIMED) and m.conditions.get("dtype") != m.conditions.get("original_dtype"):
         return False
-    bytes_of_result = m.metric in ("size", "bits_per_weight") and m.subject == "result"
+    bytes_of_result = m.metric in ("size", "bits_per_weight", "kv_bytes") and m.subject == "result"
     return m.better != "none" and not is_floor(m) and (m.subject == PAIRED or bytes_of_result)
 
 

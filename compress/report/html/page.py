@@ -8,6 +8,7 @@ from compress.report.clean import defused_markup, visible
 from compress.report.digits import NOT_MEASURED, quantity, significant
 from compress.report.html.charts import tradeoff_svg
 from compress.report.html.layer_strip import scheme_of, strips
+from compress.report.html.prune_strip import prune_strips
 from compress.report.html.rows import (
     definitions,
     first_rows,
@@ -19,8 +20,10 @@ from compress.report.html.rows import (
 )
 from compress.report.html.tradeoff import Tradeoff, tradeoff
 from compress.report.html.views import gate_views, headline_parts, split_interval, task_views
-from compress.report.layer_views import layers, left_alone, worst_layers
+from compress.report.layer_views import layer_steps, layers, left_alone, worst_layers
 from compress.report.markdown import proof_rows
+from compress.report.prune_views import BOUGHT_HEADERS, ERRORS_ARE, UNIT_HEADERS, prune_views
+from compress.report.prune_views import LAYER_HEADERS as PRUNED_HEADERS
 from compress.report.schema import LayerPart, Report
 from compress.report.summary import summary
 
@@ -30,6 +33,7 @@ LAYER_HEADERS = ("layer", "shape", "scheme", "by", "error", "round-to-nearest", 
 SECTIONS = {
     "gates": ("gates", "Gates"),
     "before-and-after": ("first", "Before and after"),
+    "pruning": ("prunings", "Pruning"),
     "chart": ("chart", "Chart"),
     "tasks": ("tasks", "Tasks"),
     "fidelity": ("further", "Fidelity"),
@@ -79,7 +83,12 @@ def context(report: Report) -> dict[str, Any]:
         "drawings": drawings(chart),
         "tasks": task_views(report),
         "speed": speed_views(report),
-        "strips": strips(report.steps),
+        "prunings": list(zip(prune_views(report), prune_strips(report), strict=True)),
+        "bought_headers": BOUGHT_HEADERS,
+        "unit_headers": UNIT_HEADERS,
+        "pruned_headers": PRUNED_HEADERS,
+        "errors_are": ERRORS_ARE,
+        "strips": strips(layer_steps(report)),
         "remarks": report.remarks,
         "layer_headers": LAYER_HEADERS,
         "worst": [layer_cells(layer) for layer in worst_layers(report)],

@@ -8,25 +8,22 @@ from typing import Any
 from compress.report.digits import NOT_MEASURED
 from compress.report.markdown import one_line
 from compress.report.schema import MeasurementPart, ModelPart, Report
-from compress.report.speed_views import TIMES, SpeedTable, circumstances, fairest, speed_tables, workload
-from compress.report.task_views import task_rows
+from compress.report.speed_views import SpeedTable, speed_rows, speed_tables
+from compress.report.task_views import accuracy_rows
 from compress.report.views import (
     QUALITY_LABELS,
     QualityRow,
-    change,
     compared_rows,
     condition,
     generation_rows,
-    is_floor,
     measured,
     ordered,
     serving_line,
-    widest,
 )
 
-FIRST = ("size", "parameters", "bits_per_weight", "perplexity", "kl.mean", "top1.agreement", "cosine.mean", "ndcg")
+SIZES = ("size", "parameters", "kv_bytes", "bits_per_weight")
+FIRST = (*SIZES, "perplexity", "kl.mean", "top1.agreement", "cosine.mean", "ndcg")
 """Metrics that stand among before and after; the others follow further down."""
-FIRST_TIMES = ("ttft", "tpot", "forward")
 COLUMNS = 7
 """As many as a page has room for."""
 CHANGING = ("seed", "contention")
@@ -48,56 +45,6 @@ def further_rows(report: Report) -> tuple[QualityRow, ...]:
 def told(rows: Iterable[QualityRow]) -> tuple[QualityRow, ...]:
     """Rows that say something; why the others do not is among the remarks."""
     return tuple(row for row in rows if {row.original, row.result, row.change, row.floor} != {NOT_MEASURED})
-
-
-def accuracy_rows(report: Report) -> list[QualityRow]:
-    """The drop of all tasks pooled; of each where they were not pooled."""
-    rows = task_rows(report)
-    pooled = [row for row in rows if row.task is None]
-    return [
-        QualityRow(f"accuracy, {row.name}", row.original, row.result, row.drop, NOT_MEASURED) for row in pooled or rows
-    ]
-
-
-def speed_rows(report: Report) -> list[QualityRow]:
-    """Each model in the dtype in which it is fastest."""
-    rows = []
-    for time in FIRST_TIMES:
-        ratio = fairest(report.measurements, f"latency.{time}.ratio")
-        if ratio is None:
-            continue
-        pair = tuple(timed(report, f"latency.{time}", of, ratio) for of in ("original", "result"))
-        floors = [m for m in report.measurements if m.metric == ratio.metric and is_floor(m)]
-        where = circumstances(ratio, with_workload=False)
-        where = f", {where}" if where else ""
-        rows.append(
-            QualityRow(
-                f"{TIMES[time]}{where}", measured(pair[0]), measured(pair[1]), measured(ratio), measured(widest(floors))
-            )
-        )
-        if time != "ttft":
-            rows += memory_rows(report, ratio, where)
-    return rows
-
-
-def memory_rows(report: Report, ratio: MeasurementPart, where: str) -> list[QualityRow]:
-    """The peaks of the two models that a ratio of times compares."""
-    original, result = (timed(report, "memory.peak", of, ratio) for of in ("original", "result"))
-    compared = change(original, result)
-    if compared == NOT_MEASURED:
-        return []
-    return [QualityRow(f"peak memory{where}", measured(original), measured(result), compared, NOT_MEASURED)]
-
-
-def timed(report: Report, metric: str, subject: str, ratio: MeasurementPart) -> MeasurementPart | None:
-    """The figure of the model that a ratio names, by its label or else by its dtype, on the same workload."""
-    keys = {"result": ("variant", "dtype"), "original": ("original", "original_dtype")}[subject]
-    asked = [ratio.conditions.get(key) for key in keys]
-    own = [m for m in report.measurements if (m.metric, m.subject) == (metric, subject)]
-    own = [m for m in own if metric == "memory.peak" or workload(m) == workload(ratio)]
-    by_label = (m for m in own if asked[0] is not None and m.conditions.get("variant") == asked[0])
-    by_dtype = (m for m in own if asked[1] is not None and m.conditions.get("dtype") == asked[1])
-    return next(by_label, None) or next(by_dtype, None)
 
 
 def speed_views(report: Report) -> tuple[SpeedTable, ...]:

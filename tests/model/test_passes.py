@@ -17,7 +17,7 @@ from compress.model.anatomy import Anatomy, anatomy
 from compress.model.architectures import ARCHITECTURES
 from compress.model.blocks import BlockModel, Call, run_block
 from compress.model.checkpoint import open_checkpoint
-from compress.quantize.passes import PausedPass, Reached, Stop, paused
+from compress.model.passes import PausedPass, Reached, Stop, paused
 
 MODELS = [
     "llama",

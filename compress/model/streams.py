@@ -23,19 +23,20 @@ class Streams:
     """Hidden states [1, T, d] of every window in front of the block at hand, and how each block is called.
 
     Attributes:
+        changed: in the model that a step has changed up to this block.
         original: the same windows in the original model; None where no second stream is carried.
         calls: [window][block].
         keep: where new states go.
     """
 
-    quantized: Sequence[torch.Tensor]
+    changed: Sequence[torch.Tensor]
     original: Sequence[torch.Tensor] | None
     calls: list[list[Call]]
     keep: Keep = list
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """All of them by name, for `--resume`; each is read when it is asked for."""
-        places = {f"quantized.{window:06d}": (self.quantized, window) for window in range(len(self.quantized))}
+        places = {f"changed.{window:06d}": (self.changed, window) for window in range(len(self.changed))}
         if self.original is not None:
             places |= {f"original.{window:06d}": (self.original, window) for window in range(len(self.original))}
         return _Named(places)
@@ -43,7 +44,7 @@ class Streams:
     def restore(self, state: Mapping[str, torch.Tensor] | None) -> None:
         if not state:
             return
-        self.quantized = self.keep(state[name] for name in sorted(state) if name.startswith("quantized."))
+        self.changed = self.keep(state[name] for name in sorted(state) if name.startswith("changed."))
         if self.original is not None:
             self.original = self.keep(state[name] for name in sorted(state) if name.startswith("original."))
 
@@ -72,8 +73,8 @@ def first_streams(
             yield hidden.cpu().contiguous()
 
     keep: Keep = list if spill is None else partial(spilled, spill)
-    quantized = keep(states())
-    return Streams(quantized, keep(quantized) if two else None, calls, keep)
+    changed = keep(states())
+    return Streams(changed, keep(changed) if two else None, calls, keep)
 
 
 def spilled(folder: Path, tensors: Iterable[torch.Tensor]) -> Spilled:

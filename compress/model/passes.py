@@ -1,9 +1,9 @@
 """All calibration windows inside one block at once, stopped at the same linear layer.
 
-The usual way runs a block twice: once to collect what its layers see, once more, quantized, to get the next block's
+The usual way runs a block twice: once to collect what its layers see, once more, changed, to get the next block's
 inputs. Here every window's forward pass stops where it is about to enter a group of linear layers with a common
-input. When all windows stand there, the group can be quantized from their inputs, and all go on through its new
-weights: one forward pass for each window, and later groups of the block see inputs that are already quantized.
+input. When all windows stand there, the group can be changed by what its inputs are, and all go on through its new
+weights: one forward pass for each window, and later groups of the block see what the changed ones give.
 
 Each window's pass is a greenlet, a function call with a stack of its own that is left and entered again by an
 explicit switch. Nothing runs in parallel, so the order of all operations is fixed.

@@ -1,0 +1,1 @@
+"""Structured pruning: attention heads, feed-forward channels and whole layers."""

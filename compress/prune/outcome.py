@@ -1,0 +1,154 @@
+"""What is to be done in a block, and what came of it: weights, records, units that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from compress.errors import BrokenResultError
+from compress.model.anatomy import Anatomy, LinearLayer
+from compress.model.checkpoint import Checkpoint
+from compress.model.kept import kept_units
+from compress.model.prunable import Unit, output_of
+from compress.model.shapes import Shape
+from compress.prune.fit import Fitted, Projection
+from compress.prune.gradients import Gradients
+from compress.prune.settings import PruneSettings
+from compress.prune.slicing import block_tensors
+from compress.prune.units import Units, channels, heads
+from compress.records import LayerRecord
+
+
+@dataclass(frozen=True)
+class Task:
+    """A place in front of which all windows stop.
+
+    Attributes:
+        layers: the output projection, or the layers with a common input that are fitted to its drift.
+        units: of the output projection; None for the others.
+    """
+
+    layers: tuple[LinearLayer, ...]
+    units: Units | None
+
+    @property
+    def group(self) -> str:
+        return self.layers[0].fused
+
+
+def tasks_of(anatomy: Anatomy, block: int, before: Shape, after: Shape, settings: PruneSettings) -> list[Task]:
+    """What is to be done in one block, in the order of the computation."""
+    units = {output_of(anatomy, block, "heads").name: heads(before, after)}
+    units[output_of(anatomy, block, "ffn").name] = channels(before, after)
+    groups: dict[str, list[LinearLayer]] = {}
+    for layer in anatomy.layers:
+        if layer.block == block:
+            groups.setdefault(layer.fused, []).append(layer)
+    tasks = []
+    for layers in groups.values():
+        task = Task(tuple(layers), units.get(layers[0].name))
+        pruned = task.units is not None and not task.units.all_stay
+        if pruned or (settings.compensate and (task.units is not None or settings.refit_inputs)):
+            tasks.append(task)
+    return tasks
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What all blocks of one walk share.
+
+    Attributes:
+        held: numbers of the windows that decide and are not fitted to.
+        first: position of the first token of a window that counts.
+    """
+
+    checkpoint: Checkpoint
+    anatomy: Anatomy
+    before: Shape
+    after: Shape
+    settings: PruneSettings
+    gradients: Gradients | None
+    held: frozenset[int]
+    first: int
+
+
+def inherited(records: Sequence[LayerRecord]) -> float:
+    """The error to expect on other text over that on the text of the fit, behind the last of some projections.
+
+    Its error is the drift that the next one finds; where nothing was fitted yet, the two are the same.
+    """
+    facts = next((record.pruning for record in reversed(records) if record.pruning is not None), {})
+    fitted = facts.get("error_fitted")
+    return float(facts["error_predicted"] / fitted) if fitted else 1.0
+
+
+@dataclass
+class Outcome:
+    """Of one block that stays.
+
+    Attributes:
+        inherited: see `inherited`; after each projection that of the next one.
+        changed: tensors with new values, at full size, by their name in the source.
+        chosen: which units stay, of the kinds some of which go.
+    """
+
+    walk: Walk
+    index: int
+    inherited: float = 1.0
+    records: list[LayerRecord] = field(default_factory=list)
+    changed: dict[str, torch.Tensor] = field(default_factory=dict)
+    chosen: dict[Unit, tuple[int, ...]] = field(default_factory=dict)
+
+    def read(self, layer: LinearLayer) -> torch.Tensor:
+        """float64 [out, in], whatever the file's dtype and orientation.
+
+        Raises:
+            BrokenResultError: values are NaN or infinite.
+        """
+        stored = self.walk.checkpoint.read(layer.tensor).to(self.walk.settings.device).double()
+        if not bool(torch.isfinite(stored).all()):
+            raise BrokenResultError(f"{layer.name}: the weight has values that are NaN or infinite.")
+        return stored.T.contiguous() if layer.transposed else stored
+
+    def projection(self, layer: LinearLayer) -> Projection:
+        checkpoint = self.walk.checkpoint
+        dtype = checkpoint.read(layer.tensor).dtype
+        bias = None if layer.bias is None else checkpoint.read(layer.bias)
+        return Projection(
+            name=layer.name,
+            W=self.read(layer),
+            bias=None if bias is None else bias.to(self.walk.settings.device).double(),
+            dtype=dtype,
+            bias_dtype=dtype if bias is None else bias.dtype,
+        )
+
+    def take(self, layer: LinearLayer, units: Units, one: Projection, found: Fitted, tokens: int | None) -> None:
+        """Takes an output projection as it is now."""
+        kept = found.there.nonzero()[:, 0].tolist()
+        if not units.all_stay:
+            self.chosen[units.unit] = tuple(kept)
+        if found.moved:
+            self._store(layer.tensor, found.W.T if layer.transposed else found.W, one.dtype)
+            if layer.bias is not None and found.bias is not None:
+                self._store(layer.bias, found.bias, one.bias_dtype)
+        facts = {"unit": units.unit, "of": units.of, "kept": kept, **found.facts}
+        shape = (layer.out, layer.width // units.of * units.keep)
+        self.records.append(LayerRecord(layer.name, shape, tokens=tokens, notes=found.notes, pruning=facts))
+        self.inherited = inherited(self.records[-1:])
+
+    def take_input(self, layer: LinearLayer, W: torch.Tensor, tokens: int, note: str) -> torch.Tensor:
+        """Takes a layer that produces units, float64 [out, in], and gives it back rounded as it is stored."""
+        dtype = self.walk.checkpoint.read(layer.tensor).dtype
+        self._store(layer.tensor, W.T if layer.transposed else W, dtype)
+        self.records.append(LayerRecord(layer.name, (layer.out, layer.width), tokens=tokens, notes=(note,)))
+        return W.to(dtype).double()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What is stored of the block where it differs from the source."""
+        kept = kept_units(self.index, self.walk.before, self.chosen)
+        return block_tensors(self.walk.checkpoint, self.walk.anatomy, kept, self.changed)
+
+    def _store(self, name: str, values: torch.Tensor, dtype: torch.dtype) -> None:
+        self.changed[name] = values.to(dtype).cpu().contiguous()
