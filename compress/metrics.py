@@ -213,8 +213,8 @@ METRICS: dict[str, Metric] = {
             "kv_bytes",
             "B",
             "lower",
-            "Bytes of keys and values in the cache for each token, in the dtype of the checkpoint: 2 x layers x key and "
-            "value heads x size of a head x bytes of a number; layers with a sliding window are counted as the others.",
+            "Bytes of keys and values in the cache for each token, in the checkpoint's dtype: 2 x layers x key and "
+            "value heads x size of a head x bytes of a number; layers with a sliding window count as the others.",
             interval=False,
         ),
         *_latency_metrics(),

@@ -43,8 +43,9 @@ class LayerRecord:
             share of the mean diagonal of the inputs' covariance that was added for the fit; None without a fit), and
             the squared error of what the block adds up here relative to the projection's output, on held-out tokens:
             `error_masked` (columns removed, the others as they were), `error_measured` (as stored), `error_predicted`
-            (told from the tokens of the fit, `error_fitted` on those); not there without text. `drift_ridge` and
-            `residual_share` say how the drift of earlier blocks was corrected. `shape` is that of the pruned weight.
+            (told from `error_fitted`, on the tokens of the fit, and from the drift that arrives); not there without
+            text. `drift_ridge` and `residual_share` say how the drift of earlier blocks was corrected. `shape` is that
+            of the pruned weight.
     """
 
     name: str

@@ -104,7 +104,7 @@ def full_size_outputs(
     kept: Sequence[Kept],
     replaced: Mapping[str, torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Last hidden states, float32 [T, d] for each window of ids [T], of `full_size`, with one block in memory at a time.
+    """Last hidden states, float32 [T, d] for each window of ids [T], of `full_size`: one block in memory at a time.
 
     Raises as `full_size`.
     """

@@ -19,7 +19,7 @@ from compress.plan.pruning import PrunePlan
 
 FLOAT32, FLOAT64 = 4, 8
 STREAMS = 2  # the original and the pruned model, side by side
-SQUARES, LAYERS = 8, 18  # matrices [w, w] and [out, w] in float64 of the widest projection that are there together
+SQUARES, LAYERS = 14, 30  # matrices [w, w] and [out, w] in float64 of the widest projection that are there together
 MOMENT_SQUARES = 6  # matrices [w, w] in float64 where a search chooses units
 STATES_PER_BLOCK = 16  # [T, hidden] that a backward pass keeps of a block, beside four [T, FFN width]
 LOGITS = 5  # [T, V] at the worst moment of a backward pass
@@ -63,7 +63,7 @@ def walk_bytes(pruned: PrunePlan, value: int) -> float:
     if not pruned.calibrates:
         return float(block * value)
     solves = max(FLOAT64 * (SQUARES * one.width**2 + LAYERS * one.out * one.width) for one in _outputs(pruned))
-    return STREAMS * block * value + solves
+    return STREAMS * block * value + solves + _gradients_bytes(pruned)
 
 
 def stopped_bytes(pruned: PrunePlan, tokens: int, value: int) -> float:
@@ -82,8 +82,7 @@ def parts_bytes(pruned: PrunePlan) -> int:
     """Of the step's journal: the tensors of the blocks that stay, and the triangles of the gradients' matrices."""
     stem = f"{pruned.anatomy.file_prefix}{pruned.anatomy.architecture.blocks}."
     blocks = sum(info.nbytes for name, info in pruned.checkpoint.tensors.items() if name.startswith(stem))
-    triangles = sum(layer.out * (layer.out + 1) // 2 for layer in _outputs(pruned)) * pruned.before.layers * FLOAT32
-    return blocks + (triangles if takes_gradients(pruned) else 0)
+    return blocks + _gradients_bytes(pruned) // 2
 
 
 def flops(pruned: PrunePlan, tokens: int) -> float:
@@ -111,6 +110,12 @@ def flops(pruned: PrunePlan, tokens: int) -> float:
     if removed and needs_whole_model(pruned):
         total += compared * linear * (depth + removed * RETRIED_LAYERS)  # on average half of the blocks each time
     return total
+
+
+def _gradients_bytes(pruned: PrunePlan) -> int:
+    """Of the matrices [out, out] that gradients leave for the walk."""
+    found = sum(layer.out**2 for layer in _outputs(pruned)) * pruned.before.layers * FLOAT32
+    return found if takes_gradients(pruned) else 0
 
 
 def _outputs(pruned: PrunePlan) -> tuple[LinearLayer, LinearLayer]:

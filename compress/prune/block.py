@@ -18,7 +18,7 @@ from compress.progress import Share
 from compress.prune.fit import fitted
 from compress.prune.outcome import Outcome, Task, Walk
 from compress.prune.refit import input_correction
-from compress.prune.statistics import POST_NORM, Accumulator, Statistics, clipped_weights, merged, token_weights
+from compress.prune.statistics import POST_NORM, Accumulator, Statistics, merged, token_weights
 from compress.prune.units import Evidence, Units
 
 
@@ -129,7 +129,7 @@ class BlockWork:
                 W = self._weight(task)
                 seen[here.group] = _Seen(W, residual=here.residual is not None)
             one = seen[here.group]
-            sums = one.held if window in self.walk.held else one.halves[window % 2]
+            sums = one.held if window in self.walk.held else one.halves[self.walk.half(window)]
             self._see(sums, task, here, there)
 
     def _weight(self, task: Task) -> torch.Tensor:
@@ -143,9 +143,11 @@ class BlockWork:
         drift = None
         if here.residual is not None and there.residual is not None:
             drift = self._tokens(there.residual) - self._tokens(here.residual)
-        weights = clipped_weights(original, self.walk.settings.heaviest)
+        weights = None
         if task.units is not None and self.walk.anatomy.model_type in POST_NORM:
             weights = token_weights(original @ sums.W.T)
+        elif there.residual is not None and self.walk.settings.by_residual:
+            weights = token_weights(self._tokens(there.residual))
         sums.add(x, original, drift, weights)
 
     def _tokens(self, states: torch.Tensor) -> torch.Tensor:
@@ -167,8 +169,7 @@ class BlockWork:
         gradients, one = self.walk.gradients, self.outcome.projection(layer)
         fisher = None if gradients is None else gradients.fisher.get(layer.name)
         taylor = None if gradients is None else gradients.taylor.get(layer.name)
-        evidence, inherited = Evidence(None, fisher, taylor), self.outcome.inherited
-        found = fitted(one, units, halves, held, evidence, self.walk.settings, inherited)
+        found = fitted(one, units, halves, held, Evidence(None, fisher, taylor), self.walk.settings)
         self.outcome.take(layer, units, one, found, halves[0].tokens + halves[1].tokens)
         module = self.pruned.get_submodule(self._path(layer))
         _put(module, "weight", found.W.T if layer.transposed else found.W)

@@ -90,14 +90,12 @@ def fitted(
     held: Statistics,
     evidence: Evidence,
     settings: PruneSettings,
-    inherited: float = 1.0,
 ) -> Fitted:
     """The best of the candidates on held-out text; the mask alone where none of them is better than that.
 
     Args:
         halves, held: of the text that is fitted to, and of the text that decides.
         evidence: its C is taken from `halves`.
-        inherited: by what factor the drift that comes in is larger on text that earlier projections were not fitted to.
     """
     fit = merged(*halves)
     free = _free(one, fit)
@@ -120,9 +118,7 @@ def fitted(
     best = min(candidates, key=lambda candidate: candidate.error)
     found = _rounded(one, best, there, mask)
     error = fit.error(one.W, best.W, best.shift)
-    shift = None if one.bias is None else shift_of(one.W, target.W, fit, target.rho)
-    missing = min(error, fit.error(one.W, target.W, shift))  # what is left of the drift with all units there
-    errors = {"masked": nothing.error, "fitted": error, "predicted": error + (inherited - 1) * missing}
+    errors = {"masked": nothing.error, "fitted": error, "predicted": error + _unseen_drift(one, fit, held)}
     if best is nothing:
         found = replace(found, notes=() if units.all_stay else (MASK_ONLY,))
     else:
@@ -179,6 +175,15 @@ def _drift_errors(
             error += float(shift @ shift - 2 * shift @ (held.mean_lag + held.mean_drift - D @ held.mean_input))
         errors.append(error)
     return errors
+
+
+def _unseen_drift(one: Projection, fit: Statistics, held: Statistics) -> float:
+    """By how much more drift arrives here on other text, which earlier projections were not fitted to.
+
+    It is known before anything is fitted here. The part that is more is taken to be what the inputs tell nothing of.
+    """
+    energies = [statistics.output_energy(one.W) or 1.0 for statistics in (fit, held)]
+    return held.missing_energy / energies[1] * energies[0] - fit.missing_energy
 
 
 def _optimism(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -73,15 +72,9 @@ class Walk:
     held: frozenset[int]
     first: int
 
-
-def inherited(records: Sequence[LayerRecord]) -> float:
-    """The error to expect on other text over that on the text of the fit, behind the last of some projections.
-
-    Its error is the drift that the next one finds; where nothing was fitted yet, the two are the same.
-    """
-    facts = next((record.pruning for record in reversed(records) if record.pruning is not None), {})
-    fitted = facts.get("error_fitted")
-    return float(facts["error_predicted"] / fitted) if fitted else 1.0
+    def half(self, window: int) -> int:
+        """0 or 1 by turns for the windows that are fitted to."""
+        return (window - sum(number < window for number in self.held)) % 2
 
 
 @dataclass
@@ -89,14 +82,12 @@ class Outcome:
     """Of one block that stays.
 
     Attributes:
-        inherited: see `inherited`; after each projection that of the next one.
         changed: tensors with new values, at full size, by their name in the source.
         chosen: which units stay, of the kinds some of which go.
     """
 
     walk: Walk
     index: int
-    inherited: float = 1.0
     records: list[LayerRecord] = field(default_factory=list)
     changed: dict[str, torch.Tensor] = field(default_factory=dict)
     chosen: dict[Unit, tuple[int, ...]] = field(default_factory=dict)
@@ -136,7 +127,6 @@ class Outcome:
         facts = {"unit": units.unit, "of": units.of, "kept": kept, **found.facts}
         shape = (layer.out, layer.width // units.of * units.keep)
         self.records.append(LayerRecord(layer.name, shape, tokens=tokens, notes=found.notes, pruning=facts))
-        self.inherited = inherited(self.records[-1:])
 
     def take_input(self, layer: LinearLayer, W: torch.Tensor, tokens: int, note: str) -> torch.Tensor:
         """Takes a layer that produces units, float64 [out, in], and gives it back rounded as it is stored."""

@@ -24,8 +24,8 @@ class PruneSettings:
         spill: folder in which the windows wait in front of a block, where memory does not hold them; None for memory.
         held_out: share of the windows, one at least, on which candidates are compared and errors measured.
         first_counts: the first token of a decoder's window counts, too; see `whole.first_counted`.
-        heaviest: a token whose squared input is more than so many times the median of its window counts as one of
-            that size; None for no limit. The activations of a few tokens outweigh those of all others.
+        by_residual: errors count relative to the token's residual stream, as the norms behind it see them; without
+            it, the drift of a few tokens with huge states outweighs that of all others.
         ridges: candidates of a: the fit of the remaining columns adds a mean(diag C) to the diagonal of C.
         selection_ridge: the same while units are chosen.
         drift_ridges: candidates of the ridge with which the drift of earlier blocks is corrected.
@@ -45,7 +45,7 @@ class PruneSettings:
     spill: Path | None = None
     held_out: float = 0.1
     first_counts: bool = False
-    heaviest: float | None = 10.0
+    by_residual: bool = True
     ridges: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     selection_ridge: float = 1e-2
     drift_ridges: tuple[float, ...] = (0.05, 0.2, 0.5, 2.0)

@@ -95,18 +95,9 @@ def merged(one: Statistics, other: Statistics) -> Statistics:
 
 
 def token_weights(y: torch.Tensor) -> torch.Tensor:
-    """w [T] of outputs y [T, out]: 1 / RMS(y)^2, as a norm behind the projection weighs them, none of them too much."""
+    """w [T] of what a norm sees, [T, out]: 1 / RMS^2, as it weighs the tokens' errors, none of them too much."""
     w = y.pow(2).mean(1).clamp_min(torch.finfo(y.dtype).tiny).reciprocal()
     return w.clamp_max(LARGEST_WEIGHT * float(w.median())) if len(w) else w
-
-
-def clipped_weights(x: torch.Tensor, heaviest: float | None) -> torch.Tensor | None:
-    """w [T] of inputs x [T, in]: 1, and less where ||x||^2 is more than `heaviest` times the median."""
-    if heaviest is None or not len(x):
-        return None
-    energy = x.float().pow(2).sum(1)
-    limit = heaviest * energy.median()
-    return torch.where(energy > limit, limit / energy, 1.0)
 
 
 class Accumulator:

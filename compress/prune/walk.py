@@ -30,7 +30,7 @@ from compress.progress import Progress, Share
 from compress.prune.block import BlockWork
 from compress.prune.fit import masked
 from compress.prune.gradients import Gradients
-from compress.prune.outcome import Outcome, Walk, inherited, tasks_of
+from compress.prune.outcome import Outcome, Walk, tasks_of
 from compress.prune.settings import PruneSettings
 from compress.prune.units import Evidence
 from compress.prune.whole import first_counted
@@ -77,7 +77,7 @@ def prune_blocks(
         advance(steps.first)
         for index in range(steps.first, before.layers):
             share = Share(advance, 2 * len(windows) + 2)
-            outcome = steps.block(index, share, inherited(records))
+            outcome = steps.block(index, share)
             state = steps.streams.state() if steps.streams is not None and index < steps.last else None
             save(f"block-{index:05d}", {}, outcome.records, outcome.tensors(), state)
             records += outcome.records
@@ -135,9 +135,9 @@ class _Steps:
             if resumed is not None:
                 self.streams.restore(resumed.state)
 
-    def block(self, index: int, share: Share, inherited: float) -> Outcome:
+    def block(self, index: int, share: Share) -> Outcome:
         """Does one block."""
-        outcome = Outcome(self._walk, index, inherited)
+        outcome = Outcome(self._walk, index)
         if index not in self._kept:
             outcome.records.append(LayerRecord(self._walk.anatomy.block_name(index), (), skipped=REMOVED))
             if self.streams is not None and index < self.last:

@@ -184,7 +184,7 @@ def _misplaced(items: Sequence[Any]) -> list[InitErrorDetails]:
 def _does(item: Any, name: str) -> bool:
     if isinstance(item, Step):
         return getattr(item, name) is not None
-    return isinstance(item, dict) and name in item
+    return isinstance(item, dict) and item.get(name) is not None
 
 
 def _again(details: Any) -> InitErrorDetails:

@@ -172,6 +172,7 @@ class PruningPart(Part):
     residual_share: Finite | None = None
     error_masked: Finite | None = None
     error_predicted: Finite | None = None
+    error_fitted: Finite | None = None
     error_measured: Finite | None = None
 
 
