@@ -65,6 +65,7 @@ def prune(job: Job, workspace: Workspace, windows: Windows | None, held_out: Win
     planned = job.plan.pruned
     assert planned is not None
     ids = windows.ids if windows is not None and planned.calibrates else ()
+    _check_tokens(planned, ids)
     journal = open_pruning_journal(job, workspace, windows if ids else None)
     resumed_after = journal.parts[-1] if journal.parts else None
     with journal.worthless_after(UsageError, BrokenResultError):
@@ -75,6 +76,15 @@ def prune(job: Job, workspace: Workspace, windows: Windows | None, held_out: Win
     calibration = windows.facts() if windows is not None and ids else {}
     step = _record(job, journal, choice, records, calibration, proof)
     return Pruned(_on_pruned_folder(job, workspace), step, proof, journal, resumed_after)
+
+
+def _check_tokens(planned: PrunePlan, ids: Sequence[torch.Tensor]) -> None:
+    """Raises UsageError where the text is too little, before any time is spent on it."""
+    from compress.prune.settings import PruneSettings
+    from compress.prune.walk import check_tokens
+
+    if planned.step.compensate:
+        check_tokens(planned.anatomy, planned.before, planned.after, ids, PruneSettings.held_out)
 
 
 def _settings(job: Job, journal: Journal) -> PruneSettings:

@@ -139,20 +139,14 @@ class BlockWork:
         return self.outcome.read(task.layers[0]).float()
 
     def _see(self, sums: Accumulator, task: Task, here: Reached, there: Reached) -> None:
-        x, original = (self._tokens(one.inputs) for one in (here, there))
+        x, original = (_tokens(one.inputs) for one in (here, there))
         drift = None
         if here.residual is not None and there.residual is not None:
-            drift = self._tokens(there.residual) - self._tokens(here.residual)
+            drift = _tokens(there.residual) - _tokens(here.residual)
         weights = None
         if task.units is not None and self.walk.anatomy.model_type in POST_NORM:
             weights = token_weights(original @ sums.W.T)
-        elif there.residual is not None and self.walk.settings.by_residual:
-            weights = token_weights(self._tokens(there.residual))
         sums.add(x, original, drift, weights)
-
-    def _tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """[T, width] float32, without the first ones where those do not count."""
-        return states.reshape(-1, states.shape[-1])[self.walk.first :].float()
 
     def _do(self, task: Task, seen: _Seen) -> None:
         first, second, held = (sums.mean() for sums in (*seen.halves, seen.held))
@@ -200,6 +194,11 @@ class BlockWork:
             outputs.append(self.streams.keep(states.cpu().contiguous() for states in running.outputs))
             share.step()
         self.streams.changed, self.streams.original = outputs
+
+
+def _tokens(states: torch.Tensor) -> torch.Tensor:
+    """[T, width] float32. The first token counts: what all others look at when they look for nothing must stay, too."""
+    return states.reshape(-1, states.shape[-1]).float()
 
 
 def _put(module: nn.Module, name: str, values: torch.Tensor) -> None:

@@ -60,7 +60,6 @@ class Walk:
 
     Attributes:
         held: numbers of the windows that decide and are not fitted to.
-        first: position of the first token of a window that counts.
     """
 
     checkpoint: Checkpoint
@@ -70,7 +69,6 @@ class Walk:
     settings: PruneSettings
     gradients: Gradients | None
     held: frozenset[int]
-    first: int
 
     def half(self, window: int) -> int:
         """0 or 1 by turns for the windows that are fitted to."""

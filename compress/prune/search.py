@@ -35,7 +35,7 @@ from compress.prune.importance import whole as all_columns
 from compress.prune.settings import PruneSettings
 from compress.prune.statistics import POST_NORM, token_weights
 from compress.prune.units import Evidence, Units, channels, chosen, heads
-from compress.prune.whole import WholeModel, first_counted, output_projections
+from compress.prune.whole import WholeModel, output_projections
 
 MOMENT_TOKENS = 16384
 """Tokens behind the moments, at most."""
@@ -298,8 +298,7 @@ def _seen(
     args: tuple[torch.Tensor, ...],
     output: torch.Tensor,
 ) -> None:
-    first = first_counted(anatomy)
-    x, y = args[0].reshape(-1, layer.width)[first:], output.reshape(-1, layer.out)[first:]
+    x, y = args[0].reshape(-1, layer.width), output.reshape(-1, layer.out)
     moments.add(x, token_weights(y) if anatomy.model_type in POST_NORM else x.new_ones(len(x)))
 
 

@@ -23,9 +23,6 @@ class PruneSettings:
         one_pass: all windows stop together; without it a few at a time come anew to every layer that is fitted.
         spill: folder in which the windows wait in front of a block, where memory does not hold them; None for memory.
         held_out: share of the windows, one at least, on which candidates are compared and errors measured.
-        first_counts: the first token of a decoder's window counts, too; see `whole.first_counted`.
-        by_residual: errors count relative to the token's residual stream, as the norms behind it see them; without
-            it, the drift of a few tokens with huge states outweighs that of all others.
         ridges: candidates of a: the fit of the remaining columns adds a mean(diag C) to the diagonal of C.
         selection_ridge: the same while units are chosen.
         drift_ridges: candidates of the ridge with which the drift of earlier blocks is corrected.
@@ -44,8 +41,6 @@ class PruneSettings:
     one_pass: bool = True
     spill: Path | None = None
     held_out: float = 0.1
-    first_counts: bool = False
-    by_residual: bool = True
     ridges: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     selection_ridge: float = 1e-2
     drift_ridges: tuple[float, ...] = (0.05, 0.2, 0.5, 2.0)

@@ -33,7 +33,6 @@ from compress.prune.gradients import Gradients
 from compress.prune.outcome import Outcome, Walk, tasks_of
 from compress.prune.settings import PruneSettings
 from compress.prune.units import Evidence
-from compress.prune.whole import first_counted
 from compress.records import LayerRecord
 
 
@@ -67,10 +66,9 @@ def prune_blocks(
         BrokenResultError: weights or statistics are not finite.
     """
     held = held_out(len(windows), settings.held_out)
-    first = 0 if settings.first_counts else first_counted(anatomy)
-    walk = Walk(checkpoint, anatomy, before, after, settings, gradients, frozenset(held), first)
+    walk = Walk(checkpoint, anatomy, before, after, settings, gradients, frozenset(held))
     if settings.compensate:
-        check_tokens(walk, windows)
+        check_tokens(anatomy, before, after, windows, settings.held_out)
     records = list(resumed.records) if resumed else []
     steps = _Steps(walk, set(kept_layers), windows, resumed)
     with torch.no_grad(), progress.phase("Pruning blocks", float(before.layers)) as advance:
@@ -93,20 +91,20 @@ def held_out(count: int, share: float) -> tuple[int, ...]:
     return tuple((2 * number + 1) * count // (2 * held) for number in range(held))
 
 
-def check_tokens(walk: Walk, windows: Sequence[torch.Tensor]) -> None:
-    """Raises UsageError: a fit would have more unknowns than tokens."""
-    fitting = [ids for number, ids in enumerate(windows) if number not in walk.held]
-    tokens = sum(max(len(ids) - walk.first, 0) for ids in fitting)
-    attention = output_of(walk.anatomy, 0, "heads")
-    columns = {attention: attention.width // walk.before.heads * walk.after.heads}
-    columns[output_of(walk.anatomy, 0, "ffn")] = walk.after.ffn
+def check_tokens(anatomy: Anatomy, before: Shape, after: Shape, windows: Sequence[torch.Tensor], share: float) -> None:
+    """Raises UsageError: a fit would have more unknowns than tokens. `share` of the windows is held out."""
+    held = set(held_out(len(windows), share))
+    fitting = [ids for number, ids in enumerate(windows) if number not in held]
+    tokens = sum(len(ids) for ids in fitting)
+    attention = output_of(anatomy, 0, "heads")
+    columns = {attention: attention.width // before.heads * after.heads}
+    columns[output_of(anatomy, 0, "ffn")] = after.ffn
     layer, most = max(columns.items(), key=lambda pair: pair[1])
     if tokens < most:
         raise UsageError(
             f"the calibration text has {tokens} tokens to fit to, fewer than the {most} input columns that stay in "
             f"{layer.name} and in the same layer of every other block: their fit would follow the noise of the text. "
-            f"{len(windows) - len(fitting)} of {len(windows)} windows are held out to check the fit, and the first "
-            "token of a decoder's window does not count.",
+            f"{len(windows) - len(fitting)} of {len(windows)} windows are held out to check the fit.",
             hint=f"Give more or longer windows (--samples, --length), at least {16 * most} tokens for a good fit, or "
             "leave the fit out (--no-compensate).",
         )

@@ -76,11 +76,11 @@ class Slow:
 
     def seen(self, layer: LinearLayer) -> torch.Tensor:
         """Inputs of a projection on the calibration text, float64 [tokens, in], times the roots of their weights."""
-        rows, roots, first = [], [], int(self.parts.kind == "decoder")
+        rows, roots = [], []
 
         def keep(_module, args, output):
-            rows.append(args[0].reshape(-1, args[0].shape[-1])[first:].double())
-            w = 1 / output.reshape(-1, output.shape[-1])[first:].double().pow(2).mean(1)
+            rows.append(args[0].reshape(-1, args[0].shape[-1]).double())
+            w = 1 / output.reshape(-1, output.shape[-1]).double().pow(2).mean(1)
             roots.append(torch.minimum(w, 10 * w.median()).sqrt())
 
         hook = self.original.get_submodule(layer.name).register_forward_hook(keep)
