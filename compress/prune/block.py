@@ -17,8 +17,7 @@ from compress.model.streams import Streams
 from compress.progress import Share
 from compress.prune.fit import fitted
 from compress.prune.outcome import Outcome, Task, Walk
-from compress.prune.refit import input_correction
-from compress.prune.statistics import POST_NORM, Accumulator, Statistics, merged, token_weights
+from compress.prune.statistics import POST_NORM, Accumulator, Statistics, token_weights
 from compress.prune.units import Evidence, Units
 
 
@@ -92,8 +91,8 @@ class BlockWork:
 
     def _stop(self, block: nn.Module, task: Task) -> Stop:
         residuals = dict(self.walk.anatomy.architecture.residuals)
-        path = residuals.get(task.group.rpartition(":")[2]) if task.units is not None else None
-        module = block.get_submodule(self._path(task.layers[0]))
+        path = residuals.get(task.group.rpartition(":")[2])
+        module = block.get_submodule(self._path(task.layer))
         return Stop(module, None if path is None else block.get_submodule(path))
 
     def _call(self, window: int) -> Call:
@@ -130,21 +129,19 @@ class BlockWork:
                 seen[here.group] = _Seen(W, residual=here.residual is not None)
             one = seen[here.group]
             sums = one.held if window in self.walk.held else one.halves[self.walk.half(window)]
-            self._see(sums, task, here, there)
+            self._see(sums, here, there)
 
     def _weight(self, task: Task) -> torch.Tensor:
-        """W of a projection, the identity for layers whose inputs alone are looked at; float32."""
-        if task.units is None:
-            return torch.eye(task.layers[0].width, device=self.walk.settings.device)
-        return self.outcome.read(task.layers[0]).float()
+        """W of a projection, float32."""
+        return self.outcome.read(task.layer).float()
 
-    def _see(self, sums: Accumulator, task: Task, here: Reached, there: Reached) -> None:
+    def _see(self, sums: Accumulator, here: Reached, there: Reached) -> None:
         x, original = (_tokens(one.inputs) for one in (here, there))
         drift = None
         if here.residual is not None and there.residual is not None:
             drift = _tokens(there.residual) - _tokens(here.residual)
         weights = None
-        if task.units is not None and self.walk.anatomy.model_type in POST_NORM:
+        if self.walk.anatomy.model_type in POST_NORM:
             weights = token_weights(original @ sums.W.T)
         sums.add(x, original, drift, weights)
 
@@ -153,11 +150,8 @@ class BlockWork:
         if not first.tokens + second.tokens:
             first = held  # there is one window only
         for one in (first, second, held):
-            _check_finite(task.layers[0].name, one)
-        if task.units is None:
-            self._refit(task, merged(first, second), held)
-        else:
-            self._prune(task.layers[0], task.units, (first, second), held)
+            _check_finite(task.layer.name, one)
+        self._prune(task.layer, task.units, (first, second), held)
 
     def _prune(self, layer: LinearLayer, units: Units, halves: tuple[Statistics, Statistics], held: Statistics) -> None:
         gradients, one = self.walk.gradients, self.outcome.projection(layer)
@@ -169,17 +163,6 @@ class BlockWork:
         _put(module, "weight", found.W.T if layer.transposed else found.W)
         if found.bias is not None:
             _put(module, "bias", found.bias)
-
-    def _refit(self, task: Task, fit: Statistics, held: Statistics) -> None:
-        weights = [self.outcome.read(layer) for layer in task.layers]
-        found = input_correction(torch.cat(weights), fit, held, self.walk.settings.drift_ridges)
-        if found is None:
-            return
-        K, share = found
-        for layer, W in zip(task.layers, weights, strict=True):
-            note = f"fitted to the drift of its inputs, ridge {share:g} of the mean diagonal"
-            W = self.outcome.take_input(layer, W + W @ K, fit.tokens, note)
-            _put(self.pruned.get_submodule(self._path(layer)), "weight", W.T if layer.transposed else W)
 
     def _outputs(self, block: nn.Module, hidden: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         for window, states in enumerate(hidden):

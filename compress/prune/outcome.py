@@ -22,36 +22,22 @@ from compress.records import LayerRecord
 
 @dataclass(frozen=True)
 class Task:
-    """A place in front of which all windows stop.
+    """An output projection, in front of which all windows stop, and the units of its inputs."""
 
-    Attributes:
-        layers: the output projection, or the layers with a common input that are fitted to its drift.
-        units: of the output projection; None for the others.
-    """
-
-    layers: tuple[LinearLayer, ...]
-    units: Units | None
+    layer: LinearLayer
+    units: Units
 
     @property
     def group(self) -> str:
-        return self.layers[0].fused
+        return self.layer.fused
 
 
 def tasks_of(anatomy: Anatomy, block: int, before: Shape, after: Shape, settings: PruneSettings) -> list[Task]:
     """What is to be done in one block, in the order of the computation."""
     units = {output_of(anatomy, block, "heads").name: heads(before, after)}
     units[output_of(anatomy, block, "ffn").name] = channels(before, after)
-    groups: dict[str, list[LinearLayer]] = {}
-    for layer in anatomy.layers:
-        if layer.block == block:
-            groups.setdefault(layer.fused, []).append(layer)
-    tasks = []
-    for layers in groups.values():
-        task = Task(tuple(layers), units.get(layers[0].name))
-        pruned = task.units is not None and not task.units.all_stay
-        if pruned or (settings.compensate and (task.units is not None or settings.refit_inputs)):
-            tasks.append(task)
-    return tasks
+    tasks = [Task(layer, units[layer.name]) for layer in anatomy.layers if layer.name in units]
+    return [task for task in tasks if settings.compensate or not task.units.all_stay]
 
 
 @dataclass(frozen=True)
@@ -125,13 +111,6 @@ class Outcome:
         facts = {"unit": units.unit, "of": units.of, "kept": kept, **found.facts}
         shape = (layer.out, layer.width // units.of * units.keep)
         self.records.append(LayerRecord(layer.name, shape, tokens=tokens, notes=found.notes, pruning=facts))
-
-    def take_input(self, layer: LinearLayer, W: torch.Tensor, tokens: int, note: str) -> torch.Tensor:
-        """Takes a layer that produces units, float64 [out, in], and gives it back rounded as it is stored."""
-        dtype = self.walk.checkpoint.read(layer.tensor).dtype
-        self._store(layer.tensor, W.T if layer.transposed else W, dtype)
-        self.records.append(LayerRecord(layer.name, (layer.out, layer.width), tokens=tokens, notes=(note,)))
-        return W.to(dtype).double()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What is stored of the block where it differs from the source."""

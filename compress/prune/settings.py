@@ -27,7 +27,6 @@ class PruneSettings:
         selection_ridge: the same while units are chosen.
         drift_ridges: candidates of the ridge with which the drift of earlier blocks is corrected.
         residual_shares: candidates of rho, the share of the residual's drift that is corrected.
-        refit_inputs: correct the drift in front of the layers that produce the units, too.
         steps: in about so many steps channels go, those of one step together.
         swaps: rounds in which kept and removed units are exchanged, at most.
     """
@@ -45,6 +44,5 @@ class PruneSettings:
     selection_ridge: float = 1e-2
     drift_ridges: tuple[float, ...] = (0.05, 0.2, 0.5, 2.0)
     residual_shares: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0)
-    refit_inputs: bool = False
     steps: int = 48
     swaps: int = 20

@@ -104,7 +104,7 @@ class Accumulator:
     """Sums for one projection. Windows are added one after the other, so their order alone fixes the result.
 
     Args:
-        W: float32 [out, in], the original weight, or the identity for the lag of the inputs themselves.
+        W: float32 [out, in], the original weight.
         residual: whether the drift of the residual is known.
     """
 

@@ -149,10 +149,9 @@ class _Steps:
                 work.run(tasks, share, goes_on=index < self.last)
             return outcome
         for task in tasks:
-            assert task.units is not None
-            one = outcome.projection(task.layers[0])
+            one = outcome.projection(task.layer)
             found = masked(one, task.units, Evidence(None, None, None), walk.settings)
-            outcome.take(task.layers[0], task.units, one, found, None)
+            outcome.take(task.layer, task.units, one, found, None)
         return outcome
 
     def _pass_by(self, index: int, streams: Streams) -> None:
