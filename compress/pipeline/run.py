@@ -65,7 +65,7 @@ def run(recipe: Recipe, options: Options, progress: Progress) -> Result:
     with opened(plan.output, source, overwrite=options.overwrite, resume=options.resume, say=progress.say) as workspace:
         from compress.model.checkpoint import open_checkpoint
         from compress.pipeline.answers import check_tasks, compare_answers
-        from compress.pipeline.build import describe, sizes
+        from compress.pipeline.describing import describe, sizes
         from compress.pipeline.measured import Measured, measured
         from compress.pipeline.reporting import run_report
         from compress.pipeline.steps import take_steps
