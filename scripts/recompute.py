@@ -30,7 +30,7 @@ for r in (json.loads(line) for path in folder.glob("*.jsonl") for line in path.r
     r |= {f"{key}_{s}": v for s in ("original", "result") if r["kind"] == "task" for key, v in r.pop(s).items()}
     rows.append((r.pop("seconds") if "phase" in r else {"own": r["kind"] == "floor"}) | r.get("workload", {}) | r)
 report = json.loads((folder / "report.json").read_text())["measurements"]
-for m in (m for m in report if m["value"] is not None and not re.match("size|bits|param", m["metric"])):
+for m in (m for m in report if m["value"] is not None and not re.match("size|bits|param|kv", m["metric"])):
     metric, c, own = m["metric"], m["conditions"], m["subject"] == "original/original"
     want = {k: c[k] for k in ("prompt", "new_tokens", "batch") if "variant" in c and k in c} | {"left_out": False}
     want |= {"own": own, "phase": "floor" if own else "measure", "task": m["task"], "comparison": c.get("comparison")}
