@@ -20,7 +20,7 @@ from compress.progress import Silent
 from compress.recipe.schema import Recipe
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "recompute.py"
-COUNTED = {"size", "size.ratio", "bits_per_weight", "parameters"}
+COUNTED = {"size", "size.ratio", "bits_per_weight", "parameters", "kv_bytes"}
 TASK = "".join(
     json.dumps({"id": f"q{row}", "question": f"Row {row} is", "choices": ["odd", "even", "both"], "answer": row % 2})
     + "\n"
