@@ -49,6 +49,11 @@ class Legal:
         """All numbers of channels, ascending, its own included."""
         return tuple(sorted({*range(self.multiple, self.before.ffn + 1, self.multiple), self.before.ffn}))
 
+    @property
+    def group(self) -> int:
+        """Query heads that each key and value head serves."""
+        return self.before.heads // self.before.kv_heads
+
     def heads_of(self, kv_heads: int) -> tuple[int, ...]:
         """Numbers of query heads beside so many key and value heads."""
         return tuple(heads for heads, kv in self.heads if kv == kv_heads)
@@ -103,7 +108,9 @@ def resolve(keep: Keep, legal: Legal) -> Resolved:
         faults.append((("ffn_multiple",), sentence))
     counts = {name: one.count for name, one in choices.items() if one.fault is None}
     if keep.heads is None and "kv_heads" in counts:
-        counts["heads"] = counts["kv_heads"] * (legal.before.heads // legal.before.kv_heads)
+        counts["heads"] = counts["kv_heads"] * legal.group
+    if keep.kv_heads is None and "heads" in counts and legal.group == 1:
+        counts["kv_heads"] = counts["heads"]
     shape = replace(legal.before, **counts)
     if keep.named and shape == legal.before and not faults:
         faults.append((("keep",), f"this is all that there is: nothing would be removed ({_told(legal.before)})"))
@@ -114,12 +121,17 @@ def _choices(keep: Keep, legal: Legal) -> dict[str, _Choice | None]:
     before = legal.before
     kv = heads = None
     if (refusal := legal.refusals.get("heads")) is not None:
-        refused = _Choice(0, f"heads of {legal.model_type} cannot be pruned: {refusal}. `ffn` and `layers` can be")
-        heads, kv = (None if asked is None else refused for asked in (keep.heads, keep.kv_heads))
+        others = "`ffn`" if "layers" in legal.refusals else "`ffn` and `layers`"
+        refused = _Choice(0, f"heads of {legal.model_type} cannot be pruned: {refusal}. {others} can be")
+        heads = None if keep.heads in (None, before.heads) else refused
+        kv = None if keep.kv_heads in (None, before.kv_heads) else refused
     else:
         if keep.kv_heads is not None:
             kv = _kv_heads(keep.kv_heads, legal, alone=keep.heads is None)
-        if keep.heads is not None and (kv is None or kv.fault is None):
+        if keep.heads is not None and kv is None and legal.group == 1:
+            pairs = {kv for heads, kv in legal.heads if heads == kv}  # without a number of its own, as many of these
+            heads = _choose("heads", keep.heads, before.heads, pairs, _divisor_rule(legal))
+        elif keep.heads is not None and (kv is None or kv.fault is None):
             heads = _heads(keep.heads, legal, before.kv_heads if kv is None else kv.count)
     return {
         "ffn": None if keep.ffn is None else _choose("ffn", keep.ffn, before.ffn, legal.widths, _widths_rule(legal)),
@@ -131,18 +143,19 @@ def _choices(keep: Keep, legal: Legal) -> dict[str, _Choice | None]:
 
 def _kv_heads(asked: int | float, legal: Legal, *, alone: bool) -> _Choice:
     """Without a number of query heads, each head that stays keeps all of its own."""
-    group = legal.before.heads // legal.before.kv_heads
-    counts = {kv for heads, kv in legal.heads if not alone or heads == kv * group}
-    rule = f"each goes with all {group} query heads that it serves" if group > 1 and alone else ""
+    counts = {kv for heads, kv in legal.heads if not alone or heads == kv * legal.group}
+    rule = f"each goes with all {legal.group} query heads that it serves" if legal.group > 1 and alone else ""
     rule = "; ".join(part for part in (rule, _divisor_rule(legal)) if part)
     return _choose("kv_heads", asked, legal.before.kv_heads, counts, rule)
 
 
 def _heads(asked: int | float, legal: Legal, kv_heads: int) -> _Choice:
-    group = legal.before.heads // legal.before.kv_heads
     shared = ""
-    if legal.before.kv_heads > 1:
-        shared = f"each of the {kv_heads} key and value heads serves as many query heads as another, {group} at most"
+    if kv_heads > 1:
+        shared = f"each of the {kv_heads} key and value heads serves as many query heads as another"
+    elif legal.before.kv_heads > 1:
+        shared = "one key and value head serves all of them"
+    shared += f", {legal.group} at most" if shared else ""
     rule = "; ".join(part for part in (shared, _divisor_rule(legal)) if part)
     choice = _choose("heads", asked, legal.before.heads, legal.heads_of(kv_heads), rule)
     others = [str(kv) for heads, kv in legal.heads if heads == asked and kv != kv_heads]
@@ -189,7 +202,8 @@ def _choose(kind: str, asked: int | float, total: int, counts: Iterable[int], ru
         if asked > total:
             most = f"; to remove any, keep at most {below[-1]}{because}" if below else ""
             return _Choice(0, f"{asked} is more than the {total} {name} that there are{most}")
-        return _Choice(0, f"{asked} {name} are not possible{because}: {_nearest(asked, legal, total)}")
+        told = f"{asked} {name} are" if asked > 1 else f"1 {name.removesuffix('s')} is"
+        return _Choice(0, f"{told} not possible{because}: {_nearest(asked, legal, total)}")
     exact = Decimal(repr(asked)) * total
     nearest = min(legal, key=lambda count: (abs(count - exact), -count))
     meant = f"{asked:g} of {total} {name} is {exact.normalize():f}"

@@ -100,6 +100,8 @@ def _parse_half_width(text: str) -> float:
 
 
 def _parse_factor(text: str) -> float:
+    if "%" in text:
+        raise UsageError(f"`{text.strip()}` must be a factor below 1 such as 0.8x")
     factor = parse_quantity(text, {"x": Decimal(1), "": Decimal(1)})
     if not 0 < factor < 1:
         raise UsageError(f"`{text.strip()}` must be above 0 and below 1")
@@ -108,6 +110,7 @@ def _parse_factor(text: str) -> float:
 
 def _check_keep(value: Any) -> int | float:
     """A count is a whole number; a share has a point or a percent sign."""
+    written = value
     if isinstance(value, str):
         try:
             value = parse_share(value) if "." in value or "%" in value else int(value)
@@ -121,7 +124,7 @@ def _check_keep(value: Any) -> int | float:
         return value
     told = "; leave it out to keep all" if type(value) is float and value == 1 else ""
     form = "a count of at least 1 such as 6, or a share between 0 and 1 such as 0.75 or 75%"
-    raise rule(f"must be {form}, not {shown(value)}{told}")
+    raise rule(f"must be {form}, not {shown(written if value is None else value)}{told}")
 
 
 def _check_group_size(value: Any) -> Any:

@@ -194,7 +194,10 @@ def _value(name: str, value: Any, path: Path, faults: list[Fault]) -> Any:
         return _named_values(value, path, faults)
     if name in _SWEPT and isinstance(value, str) and "," in value:
         return [scalar(part) for part in value.split(",")]
-    return scalar(value) if isinstance(value, str) and name not in _TEXT else value
+    if not isinstance(value, str) or name in _TEXT:
+        return value
+    read = scalar(value)
+    return value if read is None and name in SHAPES else read  # an empty shell variable is no way to keep all
 
 
 def _put(tree: dict[Any, Any], path: Path, value: Any) -> None:

@@ -152,6 +152,10 @@ class TestRefused:
         text = self.refused(model, "--keep-ffn", "0.5", "--size", "1MB")
         assert "--keep-ffn or --size: --params and --size search for the shape by themselves" in text
 
+    @pytest.mark.parametrize("option", ["--keep-ffn", "--params"])
+    def test_an_empty_variable_of_a_shell(self, model: Path, option: str) -> None:
+        assert f"{option}: " in self.refused(model, option, "", "--keep-layers", "1")
+
     @pytest.mark.parametrize(
         ("option", "value"), [("--keep-heads", "99"), ("--keep-layers", "3"), ("--keep-kv-heads", "5")]
     )

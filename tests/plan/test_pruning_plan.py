@@ -98,11 +98,14 @@ def test_more_than_there_are(name: str, total: int, most: int, llama: Path) -> N
 
 
 def test_groups_of_heads(tmp_path: Path) -> None:
-    """MHA: a query head goes with its key and value head, or alone where its group has others; MQA: only queries."""
+    """MHA: a query head goes with its key and value head, whichever is named; MQA: only queries."""
     mha = tiny.tiny_llama(tmp_path / "mha", num_key_value_heads=8)
-    assert pruned(mha, keep={"kv_heads": 4}).after == Shape(128, 4, 4, 2)
-    assert refusal(mha, keep={"heads": 4})[0].endswith(
-        "the nearest possible number is 8, which is all of them. With kv_heads 4 it can be 4"
+    for keep in ({"kv_heads": 4}, {"heads": 4}, {"heads": 0.5}, {"kv_heads": 4, "heads": 4}):
+        assert pruned(mha, keep=keep).after == Shape(128, 4, 4, 2)
+    assert pruned(mha, keep={"heads": 7}).after == Shape(128, 7, 7, 2)
+    assert refusal(mha, keep={"heads": 0.99})[0].endswith("nothing would be removed; the nearest number below is 7")
+    assert refusal(mha, keep={"heads": 4, "kv_heads": 5})[0].endswith(
+        "the nearest possible number is 5. With kv_heads 4 it can be 4"
     )
     mqa = tiny.tiny_llama(tmp_path / "mqa", num_key_value_heads=1)
     assert pruned(mqa, keep={"heads": 5}).after == Shape(128, 5, 1, 2)
@@ -128,7 +131,7 @@ def test_whole_groups_first_then_heads_of_each(keep: dict[str, Any], after: tupl
 
 def test_more_heads_than_the_kept_groups_have(llama: Path) -> None:
     (line,) = refusal(llama, keep={"kv_heads": 1, "heads": 6})
-    assert "4 at most" in line
+    assert "6 query heads are not possible (one key and value head serves all of them, 4 at most)" in line
     assert "the nearest possible number is 4. With kv_heads 2 it can be 6" in line
 
 
@@ -164,12 +167,14 @@ def test_heads_that_are_fixed_are_refused_and_the_rest_offered(name: str, tmp_pa
     assert all("cannot be pruned" in line and line.endswith("`ffn` and `layers` can be") for line in lines)
     plan = pruned(folder, keep={"ffn": 0.5, "layers": 1})
     assert (plan.after.ffn, plan.after.layers, plan.after.heads) == (plan.before.ffn // 2, 1, plan.before.heads)
+    assert pruned(folder, keep={"layers": 1, "heads": plan.before.heads}).after.heads == plan.before.heads
 
 
 def test_layers_that_cannot_go(tmp_path: Path) -> None:
     folder = tiny.tiny_gpt2(tmp_path / "m", scale_attn_by_inverse_layer_idx=True)
     (line,) = refusal(folder, keep={"layers": 1})
     assert line.startswith("--keep-layers: layers of this model cannot be removed: its attention is scaled")
+    assert refusal(folder, keep={"heads": 2})[0].endswith("`ffn` can be")
     assert all(shape.layers == 2 for shape in pruned(folder, params=0.8).candidates)
 
 
@@ -232,6 +237,9 @@ def test_a_count_of_channels_is_legal_or_wrong(llama: Path) -> None:
         "--keep-ffn: 300 feed-forward channels are not possible (the number of channels is a multiple"
     )
     assert line.endswith("the nearest possible numbers are 256 and 320")
+    (line,) = refusal(llama, keep={"ffn": 1})
+    assert line.startswith("--keep-ffn: 1 feed-forward channel is not possible (")
+    assert line.endswith("the nearest possible number is 64")
     assert pruned(llama, keep={"ffn": 300}, ffn_multiple=4).after.ffn == 300
 
 

@@ -68,6 +68,9 @@ class TestAmounts:
         found = fault(tmp_path, f"{{keep: {{ffn: {written}}}}}")
         assert found.startswith(f"4:25: steps[0].prune.keep.ffn: {FORM}, not ")
 
+    def test_what_is_no_number_is_quoted(self, tmp_path: Path) -> None:
+        assert fault(tmp_path, "{keep: {ffn: all}}").endswith(', not the text "all"')
+
     @pytest.mark.parametrize("written", ["150%", "-5%"])
     def test_a_percentage_beyond_all(self, tmp_path: Path, written: str) -> None:
         found = fault(tmp_path, f"{{keep: {{ffn: {written}}}}}")
@@ -83,7 +86,9 @@ class TestAmounts:
 
     @pytest.mark.parametrize("written", ["1x", "1.5x", "0x", "-1x", "80%", "2"])
     def test_no_share_of_the_parameters(self, tmp_path: Path, written: str) -> None:
-        assert fault(tmp_path, f"{{params: {written}}}").startswith("4:21: steps[0].prune.params: ")
+        found = fault(tmp_path, f"{{params: {written}}}")
+        assert found.startswith("4:21: steps[0].prune.params: ")
+        assert found.endswith("must be a factor below 1 such as 0.8x") == (written == "80%")
 
     def test_a_budget_has_a_unit(self, tmp_path: Path) -> None:
         assert prune(tmp_path, "{size: 100MB}").size == 10**8
