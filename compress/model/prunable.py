@@ -198,6 +198,8 @@ def columns(units: Sequence[int], size: int) -> tuple[int, ...]:
 def shape_of(checkpoint: Checkpoint, anatomy: Anatomy) -> Shape:
     """The numbers of units, counted in the tensors; only the number of query heads is config.json's.
 
+    Where heads cannot be pruned, so is that of key and value heads.
+
     Raises:
         UsageError: no entry for the model type, layers that differ in shape, or a number of heads that does not fit
             the tensors.
@@ -206,7 +208,8 @@ def shape_of(checkpoint: Checkpoint, anatomy: Anatomy) -> Shape:
     _check_alike(checkpoint, anatomy)
     heads = _stated_heads(checkpoint, entry)
     width = output_of(anatomy, 0, "heads").width
-    shape = Shape(ffn=output_of(anatomy, 0, "ffn").width, heads=heads, kv_heads=heads, layers=anatomy.depth)
+    kv_heads = heads if entry.attention_in else _stated_kv_heads(checkpoint, heads)
+    shape = Shape(ffn=output_of(anatomy, 0, "ffn").width, heads=heads, kv_heads=kv_heads, layers=anatomy.depth)
     if width % heads == 0 and entry.attention_in:
         rows = sum(layer.out for layer, _ in producers_of(anatomy, 0, "heads"))
         parts = [part for one in entry.attention_in for part in one.parts]
@@ -281,6 +284,12 @@ def _stated_heads(checkpoint: Checkpoint, entry: Prunable) -> int:
             hint="correct config.json, or fetch the model again",
         )
     return heads
+
+
+def _stated_kv_heads(checkpoint: Checkpoint, heads: int) -> int:
+    """Key and value heads by config.json; as many as query heads where it does not say, or what cannot be."""
+    stated = checkpoint.config.get("num_key_value_heads")
+    return stated if isinstance(stated, int) and 1 <= stated <= heads and heads % stated == 0 else heads
 
 
 def _sizes(anatomy: Anatomy) -> list[dict[str, str]]:

@@ -67,6 +67,11 @@ def test_shape_of_a_fused_projection(tmp_path: Path) -> None:
     assert shape_of(*opened(tiny.tiny_phi3(tmp_path / "m"))) == Shape(128, 8, 2, 2)
 
 
+def test_key_and_value_heads_that_are_only_stated(tmp_path: Path) -> None:
+    assert shape_of(*opened(tiny.tiny_olmo2(tmp_path / "olmo2"))) == Shape(128, 8, 2, 2)
+    assert shape_of(*opened(tiny.tiny_bert(tmp_path / "bert"))).kv_heads == 4
+
+
 def test_qwen3_has_heads_larger_than_hidden_by_heads(tmp_path: Path) -> None:
     checkpoint, parts = opened(tiny.tiny_qwen3(tmp_path / "m", head_dim=32))
     assert shape_of(checkpoint, parts) == Shape(128, 8, 2, 2)
