@@ -104,8 +104,8 @@ def check_dense(checkpoint: Checkpoint, *, dequantize: bool) -> Checkpoint:
     known = method in ("compressed-tensors", "gptq")
     if not dequantize:
         raise UsageError(
-            f"{checkpoint.source}: the model is quantized already ({method}); a second rounding would add its error "
-            "to the first one's.",
+            f"{checkpoint.source}: the model is quantized already ({method}); whatever is done to it now would add its "
+            "error to that of this rounding.",
             hint=WAY_OUT if known else ONLY_ORIGINAL,
         )
     if not known:

@@ -96,7 +96,7 @@ def _found(
     ids: Sequence[torch.Tensor],
 ) -> dict[str, Any]:
     """Shape, layers and facts, as JSON."""
-    from compress.prune.walk import held_out
+    from compress.prune.settings import held_out
 
     held = held_out(len(ids), settings.held_out)
     judged = [ids[number] for number in held]

@@ -103,7 +103,7 @@ def check_resources(plan: Plan, here: Machine, memory: int | None = None) -> Non
         raise MissingResourceError(
             f"comparing and timing whole models needs about {whole / 1e9:.1f} GB of memory, "
             f"{limited.memory_available / 1e9:.1f} GB {allowed}.",
-            hint="With --no-evaluate --no-bench the model is quantized and proved block by block, which needs about "
+            hint="With --no-evaluate --no-bench the model is worked on and proved block by block, which needs about "
             f"{proof_and_quantize_bytes(plan, limited) / 1e9:.1f} GB.",
         )
     if guess.memory_bytes > here.memory_available:

@@ -69,12 +69,16 @@ def prune(job: Job, workspace: Workspace, windows: Windows | None, held_out: Win
     journal = open_pruning_journal(job, workspace, windows if ids else None)
     resumed_after = journal.parts[-1] if journal.parts else None
     with journal.worthless_after(UsageError, BrokenResultError):
-        choice = choose(job, journal, _settings(job, journal), ids)
-        records = _walk(job, journal, choice, ids)
+        settings = _settings(job, journal)
+        choice = choose(job, journal, settings, ids)
+        records = _walk(job, journal, choice, settings, ids)
         job = _decided(job, choice)
-        proof = _finish(job, workspace, journal, choice, records, held_out)
+        hashes = _hashes(journal)
+        proof = _finish(
+            job, workspace, journal, choice, kept_of(records, planned.anatomy.blocks, planned.before), hashes, held_out
+        )
     calibration = windows.facts() if windows is not None and ids else {}
-    step = _record(job, journal, choice, records, calibration, proof)
+    step = _record(job, choice, records, hashes, calibration, proof)
     return Pruned(_on_pruned_folder(job, workspace), step, proof, journal, resumed_after)
 
 
@@ -83,7 +87,7 @@ def _check_tokens(planned: PrunePlan, ids: Sequence[torch.Tensor]) -> None:
     from compress.prune.settings import PruneSettings
     from compress.prune.walk import check_tokens
 
-    if planned.step.compensate:
+    if ids and (planned.step.compensate or planned.step.importance == "obs"):
         check_tokens(planned.anatomy, planned.before, planned.after, ids, PruneSettings.held_out)
 
 
@@ -106,7 +110,9 @@ def _settings(job: Job, journal: Journal) -> PruneSettings:
     )
 
 
-def _walk(job: Job, journal: Journal, choice: Choice, ids: Sequence[torch.Tensor]) -> list[LayerRecord]:
+def _walk(
+    job: Job, journal: Journal, choice: Choice, settings: PruneSettings, ids: Sequence[torch.Tensor]
+) -> list[LayerRecord]:
     from compress.prune.walk import prune_blocks
 
     planned = job.plan.pruned
@@ -117,7 +123,7 @@ def _walk(job: Job, journal: Journal, choice: Choice, ids: Sequence[torch.Tensor
         before=planned.before,
         after=choice.shape,
         kept_layers=choice.layers,
-        settings=_settings(job, journal),
+        settings=settings,
         windows=ids,
         gradients=choice.gradients,
         save=journal.save,
@@ -149,7 +155,8 @@ def _finish(
     workspace: Workspace,
     journal: Journal,
     choice: Choice,
-    records: Sequence[LayerRecord],
+    kept: Sequence[Kept],
+    hashes: Mapping[str, str],
     held_out: Windows | None,
 ) -> ProofRecord:
     """Writes the pruned folder and proves it."""
@@ -158,7 +165,6 @@ def _finish(
 
     planned = job.plan.pruned
     assert planned is not None
-    kept = kept_of(records, planned.anatomy.blocks, planned.before)
     write_pruned(
         planned.source,
         planned.anatomy,
@@ -171,7 +177,7 @@ def _finish(
         progress=job.progress,
     )
     with job.progress.phase("Proving the pruned model", 2) as advance:
-        asked = _proof_job(job, workspace, journal, kept, held_out)
+        asked = _proof_job(job, workspace, journal, kept, hashes, held_out)
         advance(1)
         record = prove(asked)
         advance(1)
@@ -179,7 +185,12 @@ def _finish(
 
 
 def _proof_job(
-    job: Job, workspace: Workspace, journal: Journal, kept: Sequence[Kept], held_out: Windows | None
+    job: Job,
+    workspace: Workspace,
+    journal: Journal,
+    kept: Sequence[Kept],
+    hashes: Mapping[str, str],
+    held_out: Windows | None,
 ) -> ProofJob:
     from compress.formats.proof import ProofJob
 
@@ -188,7 +199,6 @@ def _proof_job(
     layers, logits = [one.block for one in kept], workspace.partial / "logits.safetensors"
     names = {name: source_name(planned.anatomy, name, layers) for name in planned.checkpoint.tensors}
     write_tensors(logits, _cases(job, planned, journal, kept, held_out))
-    replaced = _hashes(journal)
     return ProofJob(
         workspace.pruned,
         planned=planned.shards,
@@ -198,7 +208,7 @@ def _proof_job(
         loader="stock",
         trust_remote_code=trusted,
         source=planned.source.folder,
-        replaced_sha256={name: replaced[before] for name, before in names.items() if before in replaced},
+        replaced_sha256={name: hashes[before] for name, before in names.items() if before in hashes},
         config=planned.checkpoint.config,
         names=names,
         by_block=not job.whole,
@@ -230,9 +240,9 @@ def _hashes(journal: Journal) -> dict[str, str]:
 
 def _record(
     job: Job,
-    journal: Journal,
     choice: Choice,
     records: Sequence[LayerRecord],
+    hashes: Mapping[str, str],
     calibration: Mapping[str, Any],
     proof: ProofRecord,
 ) -> StepRecord:
@@ -241,7 +251,7 @@ def _record(
     proved = f"the pruned model was proved by {proof.method}: {', '.join(check.name for check in proof.checks)}"
     told = (*planned.notes, *choice.notes, dtype_note(planned.source), dequantized_note(planned.source), proved)
     notes = tuple(note for note in told if note is not None)
-    return StepRecord("prune", _used(planned, choice), tuple(records), calibration, notes, _hashes(journal))
+    return StepRecord("prune", _used(planned, choice), tuple(records), calibration, notes, hashes)
 
 
 def _used(planned: PrunePlan, choice: Choice) -> dict[str, Any]:

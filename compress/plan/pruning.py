@@ -11,11 +11,12 @@ from compress.formats.layout import stored_tensors
 from compress.formats.stored import Shard, shard_layout
 from compress.model.anatomy import Anatomy, LinearLayer
 from compress.model.checkpoint import Checkpoint
-from compress.model.prunable import Unit, output_of, shape_of
+from compress.model.prunable import output_of, shape_of
 from compress.model.pruned import becomes_mistral, pruned_checkpoint
 from compress.model.shapes import Shape
 from compress.plan.kept_shape import Legal, legal_shapes, resolve
 from compress.plan.shape_candidates import bytes_of, candidates, costs_of, parameters_of, smallest
+from compress.prune.settings import PruneSettings, held_out
 from compress.recipe.origin import Fault
 from compress.recipe.prune import Prune
 from compress.recipe.quantize import Quantize
@@ -80,7 +81,7 @@ def plan_pruning(recipe: Recipe, checkpoint: Checkpoint, parts: Anatomy) -> Prun
     path = recipe.step_path("prune")
     faults += [((*path, *inside), sentence) for inside, sentence in wrong]
     if not wrong:
-        faults += _too_little_text(recipe, parts, before, chosen)
+        faults += _too_little_text(recipe, parts, before, chosen[0])
     if faults:
         raise recipe.error(faults)
     pruned, shards = _laid_out(step, checkpoint, parts, chosen[0])
@@ -172,27 +173,26 @@ def _megabytes(size: int) -> str:
     return f"{ceil(size / 10**4) / 100:.2f}MB"
 
 
-def _too_little_text(recipe: Recipe, parts: Anatomy, before: Shape, shapes: Sequence[Shape]) -> list[Fault]:
-    """A fault if fewer tokens are asked for than a layer that is fitted to them has input columns."""
+def _too_little_text(recipe: Recipe, parts: Anatomy, before: Shape, after: Shape) -> list[Fault]:
+    """A fault if fewer tokens are asked for than a layer that is fitted to them has columns left.
+
+    Layers that lose nothing are fitted, too, to make up for what earlier ones have lost.
+    """
     step = recipe.prune
     assert step is not None
     if not step.compensate and step.importance != "obs":
         return []
-    cut: list[Unit] = []
-    if any(shape.ffn < before.ffn for shape in shapes):
-        cut.append("ffn")
-    if any(shape.heads < before.heads for shape in shapes):
-        cut.append("heads")
-    widths = [(output.width, output.name) for output in (output_of(parts, 0, unit) for unit in cut)]
-    width, name = max(widths, default=(0, ""))
+    heads, ffn = output_of(parts, 0, "heads"), output_of(parts, 0, "ffn")
+    width, name = max((heads.width // before.heads * after.heads, heads.name), (after.ffn, ffn.name))
     text = recipe.calibration
-    tokens = text.samples * text.length
+    fitted = text.samples - len(held_out(text.samples, PruneSettings.held_out))
+    tokens = fitted * text.length
     if tokens >= width:
         return []
     sentence = (
-        f"{text.samples} windows of {text.length} tokens are {tokens} tokens, fewer than the {width} input columns of "
-        f"{name} that are fitted to them: more samples (`--samples`) or a larger length (`--length`), or no "
-        "compensation (`--no-compensate`) and another importance than obs"
+        f"{text.samples} windows of {text.length} tokens leave {tokens} tokens beside what is held out, fewer than the "
+        f"{width} input columns of {name} that stay and are fitted to them: more samples (`--samples`) or a larger "
+        "length (`--length`), or no compensation (`--no-compensate`) and another importance than obs"
     )
     return [(("calibration", "samples"), sentence)]
 

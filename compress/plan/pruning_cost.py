@@ -16,6 +16,7 @@ from compress.model.anatomy import LinearLayer
 from compress.model.checkpoint import Checkpoint
 from compress.model.prunable import output_of
 from compress.plan.pruning import PrunePlan
+from compress.prune.settings import COMPARED_TOKENS, FISHER_TOKENS, MOMENT_TOKENS, RETRIED, TAYLOR_TOKENS
 
 FLOAT32, FLOAT64 = 4, 8
 STREAMS = 2  # the original and the pruned model, side by side
@@ -23,8 +24,6 @@ SQUARES, LAYERS = 14, 30  # matrices [w, w] and [out, w] in float64 of the wides
 MOMENT_SQUARES = 6  # matrices [w, w] in float64 where a search chooses units
 STATES_PER_BLOCK = 16  # [T, hidden] that a backward pass keeps of a block, beside four [T, FFN width]
 LOGITS = 5  # [T, V] at the worst moment of a backward pass
-FISHER_TOKENS, TAYLOR_TOKENS, SEARCHED_TOKENS, COMPARED_TOKENS = 8192, 16384, 16384, 2048  # see `prune`
-RETRIED_LAYERS = 12
 
 
 def needs_whole_model(pruned: PrunePlan) -> bool:
@@ -104,11 +103,11 @@ def flops(pruned: PrunePlan, tokens: int) -> float:
         total += 4.0 * min(tokens, read) * (linear + head)  # forward, and backward to the activations alone
     compared = min(tokens, COMPARED_TOKENS)
     if pruned.step.searches:
-        total += 2.0 * min(tokens, SEARCHED_TOKENS) * linear + sums + solves
+        total += 2.0 * min(tokens, MOMENT_TOKENS) * linear + sums + solves
         total += 2.0 * compared * len(pruned.candidates) * (linear + head)
     removed = pruned.before.layers - min(shape.layers for shape in pruned.candidates)
     if removed and needs_whole_model(pruned):
-        total += compared * linear * (depth + removed * RETRIED_LAYERS)  # on average half of the blocks each time
+        total += compared * linear * (depth + removed * RETRIED)  # on average half of the blocks each time
     return total
 
 

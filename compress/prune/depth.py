@@ -24,14 +24,11 @@ from compress.model.checkpoint import Checkpoint
 from compress.model.prunable import prunable
 from compress.model.pruned import layer_kinds
 from compress.progress import Advance, Progress
+from compress.prune.settings import COMPARED_TOKENS, RETRIED
 from compress.prune.whole import WholeModel
 
-COMPARED_TOKENS = 2048
-"""Tokens that go through every candidate."""
 LOGITS_OF_WINDOW = 128
 """Positions of a window, evenly spread, whose logits are compared: a small model's head costs as much as its blocks."""
-RETRIED = 12
-"""Layers that are tried again after one has gone: those that added least when they were tried last."""
 
 
 @dataclass(frozen=True)

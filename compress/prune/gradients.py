@@ -28,7 +28,6 @@ Both are means over tokens, with changes at different tokens taken as independen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,14 +42,8 @@ from compress.errors import BrokenResultError
 from compress.model.anatomy import Anatomy
 from compress.model.checkpoint import Checkpoint
 from compress.progress import Advance, Progress
-from compress.prune.whole import WholeModel, first_counted, output_projections
-
-FISHER_TOKENS = 8192
-"""Tokens behind each G: for widths up to a few thousand, a ranking needs no more."""
-TAYLOR_TOKENS = 16384
-_FLOAT32 = 4
-_STATES_PER_BLOCK = 16  # [T, d] that a backward pass keeps of a block, beside four [T, FFN width]
-_LOGITS = 5  # [T, V] at the worst moment: logits, their softmax, gradients
+from compress.prune.settings import FISHER_TOKENS, TAYLOR_TOKENS
+from compress.prune.whole import WholeModel, output_projections
 
 
 @dataclass(frozen=True)
@@ -152,16 +145,13 @@ def taylor_scores(sums: torch.Tensor, units: int) -> torch.Tensor:
     return sums.view(len(sums), units, -1).sum(dim=2).abs().mean(dim=0)
 
 
-def gradient_bytes(checkpoint: Checkpoint, anatomy: Anatomy, length: int) -> int:
-    """About what `collect_gradients` takes at most on windows of `length` tokens, all weights in float32 among it."""
-    outputs = output_projections(anatomy)
-    parameters = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
-    hidden, width = outputs[0].out, max(layer.width for layer in outputs)
-    states = anatomy.depth * length * (_STATES_PER_BLOCK * hidden + 4 * width)
-    matrices = sum(layer.out**2 for layer in outputs)
-    rows = max(info.shape[0] for info in checkpoint.tensors.values() if len(info.shape) == 2)  # the vocabulary's
-    logits = _LOGITS * length * rows if anatomy.kind == "decoder" else 0
-    return _FLOAT32 * (parameters + states + matrices + logits)
+def first_counted(anatomy: Anatomy) -> int:
+    """Position of the first token of a window whose gradients count.
+
+    In decoders all others look at the first one when they look for nothing; its activations are orders of magnitude
+    larger than theirs (Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks").
+    """
+    return 1 if anatomy.kind == "decoder" else 0
 
 
 def _fisher(

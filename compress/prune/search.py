@@ -28,19 +28,14 @@ from compress.model.pruned import pruned_checkpoint
 from compress.model.shapes import Shape
 from compress.progress import Progress
 from compress.prune.compensate import compensated, damped, ridge
-from compress.prune.depth import COMPARED_TOKENS, compared_positions, depth_order, distance_of, shortened
+from compress.prune.depth import compared_positions, depth_order, distance_of, shortened
 from compress.prune.gradients import Gradients, leading
 from compress.prune.importance import greedy, in_metric
 from compress.prune.importance import whole as all_columns
-from compress.prune.settings import PruneSettings
+from compress.prune.settings import COMPARED_TOKENS, MOMENT_TOKENS, PruneSettings
 from compress.prune.statistics import POST_NORM, token_weights
 from compress.prune.units import Evidence, Units, channels, chosen, heads
 from compress.prune.whole import WholeModel, output_projections
-
-MOMENT_TOKENS = 16384
-"""Tokens behind the moments, at most."""
-_FLOAT32, _FLOAT64 = 4, 8
-_SOLVE = 6  # float64 [in, in] that a choice of units holds at its worst moment
 
 
 @dataclass(frozen=True)
@@ -126,15 +121,6 @@ def search_shapes(
             advance(1)
     best = min(tried, key=lambda one: one.divergence)
     return Found(best, tuple(tried), "kl" if anatomy.kind == "decoder" else "1 - cosine")
-
-
-def search_bytes(checkpoint: Checkpoint, anatomy: Anatomy) -> int:
-    """About what `search_shapes` takes at most: all weights and all moments in float32, and a solve in float64."""
-    outputs = output_projections(anatomy)
-    parameters = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
-    moments = sum(layer.width**2 for layer in outputs)
-    widest = max(layer.width for layer in outputs)
-    return _FLOAT32 * (parameters + moments) + _FLOAT64 * _SOLVE * widest**2
 
 
 def _row(checkpoint: Checkpoint, anatomy: Anatomy, shape: Shape, kept: tuple[int, ...], divergence: float) -> Tried:

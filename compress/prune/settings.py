@@ -1,4 +1,4 @@
-"""How a model is pruned: everything that the walk over its blocks can be told."""
+"""How a model is pruned: what the walk over its blocks can be told, and how much text is read. Without torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+
+FISHER_TOKENS = 8192
+"""Tokens behind each Fisher matrix: for widths up to a few thousand, a ranking needs no more."""
+TAYLOR_TOKENS = 16384
+MOMENT_TOKENS = 16384
+"""Tokens behind the moments that a search over shapes takes, at most."""
+COMPARED_TOKENS = 2048
+"""Held-out tokens that go through every shape, and through every model without some layer, that is compared."""
+RETRIED = 12
+"""Layers that are tried again after one has gone: those that added least when they were tried last."""
+
+
+def held_out(count: int, share: float) -> tuple[int, ...]:
+    """Which of `count` windows decide instead of being fitted to: at least one, spread evenly."""
+    held = min(count, max(1, round(count * share)))
+    return tuple((2 * number + 1) * count // (2 * held) for number in range(held))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from compress.prune.block import BlockWork
 from compress.prune.fit import masked
 from compress.prune.gradients import Gradients
 from compress.prune.outcome import Outcome, Walk, tasks_of
-from compress.prune.settings import PruneSettings
+from compress.prune.settings import PruneSettings, held_out
 from compress.prune.units import Evidence
 from compress.records import LayerRecord
 
@@ -58,17 +58,14 @@ def prune_blocks(
 
     Args:
         kept_layers: blocks that stay.
-        windows: calibration text, ids int64 [T] each; none where neither importance nor fit needs any.
+        windows: calibration text, ids int64 [T] each; none where nothing needs any. See `check_tokens`.
         gradients: where the importance is `taylor`, or where `obs` is to weigh outputs by them.
 
     Raises:
-        UsageError: the text has fewer tokens than columns that are to be fitted.
         BrokenResultError: weights or statistics are not finite.
     """
     held = held_out(len(windows), settings.held_out)
     walk = Walk(checkpoint, anatomy, before, after, settings, gradients, frozenset(held))
-    if settings.compensate:
-        check_tokens(anatomy, before, after, windows, settings.held_out)
     records = list(resumed.records) if resumed else []
     steps = _Steps(walk, set(kept_layers), windows, resumed)
     with torch.no_grad(), progress.phase("Pruning blocks", float(before.layers)) as advance:
@@ -83,12 +80,6 @@ def prune_blocks(
             trim_heap()
             share.finish()
     return records
-
-
-def held_out(count: int, share: float) -> tuple[int, ...]:
-    """Which of `count` windows decide instead of being fitted to: at least one, spread evenly."""
-    held = min(count, max(1, round(count * share)))
-    return tuple((2 * number + 1) * count // (2 * held) for number in range(held))
 
 
 def check_tokens(anatomy: Anatomy, before: Shape, after: Shape, windows: Sequence[torch.Tensor], share: float) -> None:
@@ -106,7 +97,7 @@ def check_tokens(anatomy: Anatomy, before: Shape, after: Shape, windows: Sequenc
             f"{layer.name} and in the same layer of every other block: their fit would follow the noise of the text. "
             f"{len(windows) - len(fitting)} of {len(windows)} windows are held out to check the fit.",
             hint=f"Give more or longer windows (--samples, --length), at least {16 * most} tokens for a good fit, or "
-            "leave the fit out (--no-compensate).",
+            "leave the fit out (--no-compensate) and choose by another importance than obs.",
         )
 
 

@@ -25,15 +25,6 @@ def output_projections(anatomy: Anatomy) -> tuple[LinearLayer, ...]:
     return tuple(output_of(anatomy, block, unit) for block in range(anatomy.depth) for unit in units)
 
 
-def first_counted(anatomy: Anatomy) -> int:
-    """Position of the first token of a window that statistics are taken of.
-
-    In decoders all others look at the first one when they look for nothing; its activations are orders of magnitude
-    larger than theirs (Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks").
-    """
-    return 1 if anatomy.kind == "decoder" else 0
-
-
 class WholeModel:
     """Attributes:
     model: float32, in eval mode, its parameters without gradients.

@@ -262,13 +262,14 @@ def test_fewer_tokens_than_columns(llama: Path) -> None:
     few = {"samples": 3, "length": 100}
     (line,) = refusal(llama, few, keep={"ffn": 0.5})
     assert (
-        "3 windows of 100 tokens are 300 tokens, fewer than the 512 input columns of model.layers.0.mlp.down_proj"
-        in line
+        "3 windows of 100 tokens leave 200 tokens beside what is held out, fewer than the 256 input columns of "
+        "model.layers.0.mlp.down_proj that stay" in line
     )
     assert "--samples" in line
     assert planned(llama, text=few, keep={"ffn": 0.5}, compensate=False, importance="activation").calibrates
-    assert planned(llama, text=few, keep={"heads": 4}).calibrates  # 64 columns
-    assert planned(llama, text={"samples": 1, "length": 8}, keep={"layers": 3}).calibrates
+    assert planned(llama, text={"samples": 4, "length": 100}, keep={"ffn": 0.5}).calibrates
+    assert "leave 0 tokens" in refusal(llama, {"samples": 1, "length": 600}, keep={"layers": 3})[0]
+    assert "--samples" in refusal(llama, few, keep={"ffn": 0.5}, compensate=False)[0]
 
 
 # Exact files

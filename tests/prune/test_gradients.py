@@ -15,8 +15,8 @@ from compress.model.anatomy import Anatomy, anatomy
 from compress.model.checkpoint import Checkpoint, open_checkpoint
 from compress.progress import Silent
 from compress.prune import gradients as module
-from compress.prune.gradients import Gradients, collect_gradients, gradient_bytes, leading, taylor_scores
-from compress.prune.whole import WholeModel, first_counted, output_projections
+from compress.prune.gradients import Gradients, collect_gradients, first_counted, leading, taylor_scores
+from compress.prune.whole import WholeModel, output_projections
 
 FAMILIES = [tiny_llama, tiny_gpt2, tiny_opt, tiny_gemma3, tiny_bert, tiny_mpnet]
 
@@ -200,10 +200,3 @@ def test_gradients_that_are_not_finite_are_told(tmp_path):
     for fisher in (True, False):
         with pytest.raises(BrokenResultError, match="not finite"):
             collect_gradients(checkpoint, parts, windows(1, 12), Silent(), fisher=fisher, taylor=not fisher)
-
-
-def test_memory_grows_with_the_length(tmp_path):
-    checkpoint, parts = opened(tiny_llama(tmp_path / "m"))
-    weights = 4 * sum(torch.Size(info.shape).numel() for info in checkpoint.tensors.values())
-    short, long = (gradient_bytes(checkpoint, parts, length) for length in (16, 32))
-    assert weights < short < long

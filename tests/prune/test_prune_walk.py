@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from pruning import Walked, walk, windows
 from safetensors.torch import load_file, save_file
 
 from compress.errors import BrokenResultError, UsageError
+from compress.model.anatomy import anatomy
 from compress.model.checkpoint import open_checkpoint
 from compress.model.load import load_original
+from compress.model.prunable import shape_of
 from compress.prune.gradients import Gradients
-from compress.prune.walk import held_out
+from compress.prune.settings import PruneSettings, held_out
+from compress.prune.walk import check_tokens
 
 FFN = {"ffn": 64}
 CASES = [
@@ -166,10 +170,13 @@ def test_a_walk_that_goes_on_ends_at_the_same_bytes(tmp_path, done):
     assert all(torch.equal(tensor, later.replaced[name]) for name, tensor in rest.items())
 
 
-def test_too_little_text_is_refused_before_anything_is_read(tmp_path):
+def test_too_little_text_is_refused(tmp_path):
     folder = tiny.tiny_llama(tmp_path / "source")
+    checkpoint = open_checkpoint(folder)
+    parts = anatomy(checkpoint)
+    before = shape_of(checkpoint, parts)
     with pytest.raises(UsageError, match="has 96 tokens to fit to, fewer than the 128 input columns") as caught:
-        walk(folder, windows(3), keep={"heads": 4})
+        check_tokens(parts, before, replace(before, heads=4), windows(3), PruneSettings.held_out)
     assert "--no-compensate" in str(caught.value.hint)
     walk(folder, windows(1), keep=FFN, compensate=False)
 
